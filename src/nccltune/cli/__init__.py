@@ -1,0 +1,54 @@
+"""The command line: one file a verb. The only place that prints or exits."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from nccltune import __version__
+from nccltune.cli.search import search
+from nccltune.cli.show import show
+from nccltune.errors import NccltuneError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="nccltune")
+def app() -> None:
+    """Find the NCCL, DDP and DataLoader settings that make a training job fastest on this machine,
+    by running it.
+    """
+
+
+app.add_command(search)
+app.add_command(show)
+
+
+def main() -> None:
+    """The console script. Messages go to stderr; exit codes are those of docs/design.md."""
+    sys.exit(_run())
+
+
+def _run() -> int:
+    try:
+        code = app(standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except NccltuneError as error:
+        _complain(str(error))
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        print("nccltune: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
+        sys.stderr.close()
+        return 0
+
+
+def _complain(text: str) -> None:
+    first, *rest = text.splitlines() or [""]
+    print(f"nccltune: error: {first}", file=sys.stderr)
+    for line in rest:
+        print(line, file=sys.stderr)

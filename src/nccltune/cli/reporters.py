@@ -1,0 +1,155 @@
+"""Progress on stderr: a bar with a line a trial on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from nccltune.launch.protocol import Failure
+from nccltune.output import words
+from nccltune.space import ResolvedSpace, changes
+from nccltune.study.budget import Budget
+from nccltune.study.records import Trial, best_of
+from nccltune.study.store import Store
+
+_PHASES = {
+    "start": "starting ranks",
+    "build": "building",
+    "first_step": "first steps",
+    "check": "checking collectives",
+    "warmup": "warming up",
+    "measure": "measuring",
+    "verify": "checking parameters",
+}
+
+
+@contextlib.contextmanager
+def open_reporter(
+    store: Store, space: ResolvedSpace, budget: Budget
+) -> Iterator[PlainReporter | BarReporter]:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        yield PlainReporter(store, space, budget)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[detail]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield BarReporter(store, space, budget, progress)
+
+
+class PlainReporter:
+    """One line for each trial that ends."""
+
+    def __init__(self, store: Store, space: ResolvedSpace, budget: Budget) -> None:
+        self._store, self._space, self._budget = store, space, budget
+
+    def trial_begins(self, number: int) -> None:
+        return
+
+    def progress(self, message: Mapping[str, Any]) -> None:
+        return
+
+    def trial_ends(self, trial: Trial, failure: Failure | None, log: Path | None) -> None:
+        self.note(trial_line(self._store, self._space, self._budget, trial, failure))
+
+    def note(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+class BarReporter(PlainReporter):
+    """The same lines above a bar that shows the best so far, failures and the time left."""
+
+    def __init__(
+        self, store: Store, space: ResolvedSpace, budget: Budget, progress: Progress
+    ) -> None:
+        super().__init__(store, space, budget)
+        self._bar = progress
+        self._task = progress.add_task(
+            "starting", total=budget.trials, completed=len(store.trials), detail=""
+        )
+        self._phase = ""
+
+    def trial_begins(self, number: int) -> None:
+        self._phase = _PHASES["start"]
+        self._update()
+
+    def progress(self, message: Mapping[str, Any]) -> None:
+        if message["type"] == "phase":
+            self._phase = _PHASES.get(message["phase"], message["phase"])
+            self._update()
+
+    def trial_ends(self, trial: Trial, failure: Failure | None, log: Path | None) -> None:
+        super().trial_ends(trial, failure, log)
+        self._phase = ""
+        self._update()
+
+    def note(self, text: str) -> None:
+        self._bar.console.print(Text(text))
+
+    def _update(self) -> None:
+        trials = self._store.trials
+        best = best_of(trials, "search")
+        parts = [f"{len(trials)}/{self._budget.trials}"]
+        if best is not None:
+            gain = words.difference(best.value, trials[0].value)
+            parts.append(f"best {words.samples(best.value)} samples/s ({gain})")
+        failed = sum(t.state == "failed" for t in trials)
+        parts.append(f"{failed} failed")
+        left = self._budget.forecast(trials)
+        parts.append(f"{words.duration(left)} left" if left is not None else "time left unknown")
+        self._bar.update(
+            self._task,
+            completed=len(trials),
+            description=f"trial {len(trials)}: {self._phase}" if self._phase else "next trial",
+            detail="  ".join(parts),
+        )
+
+
+def trial_line(
+    store: Store, space: ResolvedSpace, budget: Budget, trial: Trial, failure: Failure | None
+) -> str:
+    """One trial in one line, fields in a fixed order."""
+    if trial.number == 0:
+        result = store.measurement(trial).result or {}
+        waiting = result.get("data_wait_share", 0.0)
+        steady = "" if result.get("steady") else "  (never steady)"
+        return (
+            f"baseline   {words.samples(trial.value)} samples/s  "
+            f"{1000 * result.get('step_seconds', 0):.1f} ms/step, {100 * waiting:.0f}% of it "
+            f"waiting for data{steady}"
+        )
+    width = len(str(budget.trials))
+    head = f"trial {trial.number:>{width}}/{budget.trials}"
+    settings = words.settings(changes(trial.parameters, space.baseline))
+    left = budget.forecast(store.trials)
+    tail = f"  {words.duration(left)} left" if left is not None else ""
+    if trial.state == "failed":
+        reason = failure.message if failure is not None else ""
+        rank = "" if failure is None or failure.rank is None else f" (rank {failure.rank})"
+        log = "" if failure is None or failure.log is None else f"  see {_short(failure.log)}"
+        kind = (trial.failure or "failed").replace("_", " ")
+        return f"{head}  failed: {kind}{rank}: {reason[:200]}  {settings}{log}{tail}"
+    gain = words.difference(trial.value, store.trials[0].value)
+    mark = "  cut early" if trial.state == "pruned" else ""
+    return (
+        f"{head}  {words.samples(trial.value):>7} samples/s  {gain:>6} vs baseline{mark}  "
+        f"{settings}{tail}"
+    )
+
+
+def _short(path: str) -> str:
+    """Relative to where the user is, if that is shorter."""
+    with contextlib.suppress(ValueError):
+        return str(Path(path).relative_to(Path.cwd()))
+    return path

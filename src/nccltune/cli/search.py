@@ -1,0 +1,155 @@
+"""`nccltune search`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+def _positive(_context: click.Context, parameter: click.Parameter, value: int | None) -> int | None:
+    if value is not None and value < 1:
+        raise click.BadParameter(f"must be at least 1, got {value}", param=parameter)
+    return value
+
+
+@click.command()
+@click.option(
+    "--model",
+    metavar="NAME|PKG.MODULE:FACTORY",
+    help="torchvision classification "
+    "model, or your own factory.  [resnet50; without GPUs and --model a small demo job]",
+)
+@click.option(
+    "--trials",
+    type=int,
+    metavar="N",
+    callback=_positive,
+    help="Trials in all, the baseline and failed ones included.  [40]",
+)
+@click.option(
+    "--time-budget", metavar="TIME", help="Start no trial that would end later, e.g. 10m."
+)
+@click.option(
+    "--space",
+    metavar="NAME|FILE",
+    help="Search space: default, comm, cpu, or a YAML file.  [default; cpu with gloo]",
+)
+@click.option(
+    "--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True
+)
+@click.option(
+    "--backend", type=click.Choice(["auto", "nccl", "gloo"]), default="auto", show_default=True
+)
+@click.option(
+    "--nproc-per-node",
+    type=int,
+    metavar="N",
+    callback=_positive,
+    help="Ranks.  [all visible GPUs; 2 on the CPU]",
+)
+@click.option(
+    "--launcher",
+    type=click.Choice(["auto", "torchrun"]),
+    default="auto",
+    show_default=True,
+    help="How ranks are started.",
+)
+@click.option(
+    "--python",
+    metavar="PATH",
+    help="The job's own interpreter: its torch and NCCL are what is tuned.  [nccltune's]",
+)
+@click.option("--allow-busy", is_flag=True, help="Go on although other processes use the GPUs.")
+@click.option(
+    "--batch-size",
+    type=int,
+    metavar="N",
+    callback=_positive,
+    help="A rank's batch size in the baseline.  [64]",
+)
+@click.option(
+    "--num-workers",
+    type=click.IntRange(0),
+    metavar="N",
+    help="DataLoader workers of a rank in the baseline.  [min(8, cores per rank)]",
+)
+@click.option("--image-size", type=int, metavar="N", callback=_positive, help="Pixels.  [224]")
+@click.option(
+    "--data",
+    default="images",
+    show_default=True,
+    metavar="KIND",
+    help="images (JPEG files made once), synthetic (one batch on the device), a FOLDER "
+    "with class folders, or pkg.module:factory of a data set.",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "tf32", "bf16", "fp16"]),
+    default="tf32",
+    show_default=True,
+)
+@click.option("--channels-last", is_flag=True, help="Channels-last memory format.")
+@click.option(
+    "--cudnn-benchmark/--no-cudnn-benchmark",
+    default=True,
+    show_default=True,
+    help="As in the job that is tuned.",
+)
+@click.option(
+    "--fix",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Hold constant in the baseline and in all candidates. Repeatable.",
+)
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="NAME",
+    help="Search only this parameter or target (env, ddp, loader, batch). Repeatable.",
+)
+@click.option(
+    "--exclude",
+    multiple=True,
+    metavar="NAME",
+    help="Do not search this parameter or target. Repeatable.",
+)
+@click.option("--allow-guarded", is_flag=True, help="Also search what the space marks as guarded.")
+@click.option("--allow-unsafe", is_flag=True, help="Also search what the space marks as unsafe.")
+@click.option("--study", metavar="NAME", help="Name of the study.  [MODEL-BACKEND-xN]")
+@click.option(
+    "--studies-dir",
+    type=click.Path(path_type=Path),
+    default=Path("studies"),
+    show_default=True,
+    metavar="DIR",
+)
+@click.option("--new", is_flag=True, help="Start anew; an existing folder is renamed and kept.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--dry-run", is_flag=True, help="Show space, launch plan and forecast; start nothing."
+)
+@click.option("--json", "as_json", is_flag=True, help="The result as JSON on stdout.")
+def search(**given: Any) -> int:
+    """Search for the settings that give the most samples per second.
+
+    Each trial is a short real torchrun DDP run. Interrupted at any point, the same command goes on
+    where it stopped.
+    """
+    from nccltune.cli.searching import run_search
+    from nccltune.study.options import SearchOptions, parse_duration, parse_fix
+
+    dry_run, as_json = given.pop("dry_run"), given.pop("as_json")
+    given.pop("launcher")  # torchrun is the only one so far
+    budget = given.pop("time_budget")
+    options = SearchOptions(
+        **{
+            **given,
+            "fix": parse_fix(given["fix"]),
+            "time_budget": None if budget is None else parse_duration(budget),
+            "command": ("nccltune", *sys.argv[1:]),
+        }
+    )
+    return run_search(options, dry_run=dry_run, as_json=as_json)

@@ -1,0 +1,277 @@
+"""The main path of `nccltune search`: survey, probe, resolve, search, write, tell."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nccltune.cli import tables
+from nccltune.cli.reporters import open_reporter
+from nccltune.errors import Interrupted
+from nccltune.launch.leftovers import end_tagged
+from nccltune.launch.stopping import StopFlag
+from nccltune.launch.torchrun import TorchrunLauncher
+from nccltune.launch.worker_files import place_worker
+from nccltune.nccl.versions import parse_version
+from nccltune.output import words
+from nccltune.study.budget import Budget
+from nccltune.study.definition import (
+    Definition,
+    changes_of,
+    default_name,
+    new_tag,
+    refuse_changes,
+)
+from nccltune.study.options import SearchOptions
+from nccltune.study.planner import Planner, stage_parameters
+from nccltune.study.probing import cached_probe, fixed_env, probe_machine
+from nccltune.study.proposals import Proposer
+from nccltune.study.results import Summary, write_results
+from nccltune.study.search import Search
+from nccltune.study.store import (
+    Store,
+    StudyPaths,
+    locked,
+    read_definition,
+    set_aside,
+)
+from nccltune.study.survey import Survey, resolve_space, survey
+from nccltune.worker.images import image_folder
+from nccltune.worker.spec import Settings
+
+_SAMPLER = "tpe"
+
+
+def cache_folder() -> Path:
+    """Where image files and probes are kept between studies."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "nccltune"
+
+
+def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
+    """Returns the exit code. Raises NccltuneError for everything that goes wrong."""
+    stop, cache = StopFlag(), cache_folder()
+    if options.study is not None:
+        StudyPaths.of(options.studies_dir, options.study)  # a bad name costs no waiting
+    with stop.installed(), _worker_files() as worker_path:
+        images = cache / "images"
+        if options.data == "images" and not dry_run and not image_folder(images).exists():
+            _say(f"making the image files once, in {images} (half a minute on two cores)")
+        found = survey(options, worker_path, images, stop, make=not dry_run)
+        task = found.task
+        name = options.study or default_name(
+            task.workload.model, task.workload.backend, task.nproc_per_node
+        )
+        paths = StudyPaths.of(options.studies_dir, name)
+        _tell_setting(found)
+        if dry_run:
+            return _dry_run(found, paths, cache, as_json=as_json)
+        if options.new:
+            _set_aside(paths)
+        with locked(paths):
+            return _search(found, paths, cache, stop, as_json=as_json)
+
+
+def _search(found: Survey, paths: StudyPaths, cache: Path, stop: StopFlag, *, as_json: bool) -> int:
+    options = found.options
+    resuming = paths.definition.exists()
+    stored = read_definition(paths) if resuming else None
+    tag = stored["tag"] if stored else new_tag()
+    if leftovers := end_tagged(tag):
+        _say(f"ended {leftovers} processes that an earlier run of this study had left")
+    if stored is None:
+        resolve_space(found, None)  # its mistakes cost no launch
+    launcher = _launcher(found, paths, tag, stop)
+    probe = stored["probe"] if stored else _probe(found, launcher, paths, cache)
+    space = resolve_space(found, probe)
+    definition = Definition(
+        found.task, space, found.machine, _SAMPLER, options.seed, options.command, probe, tag
+    )
+    if stored is not None:
+        stored = refuse_changes(paths, definition)
+    else:
+        definition = definition.write(paths)
+        stored = definition.to_dict()
+        tables.print_space(space, sys.stderr)
+    store = Store(paths)
+    trials, budget = options.trials or 40, None
+    if resuming and store.trials:
+        done = len(store.trials)
+        verb = "is finished" if done >= trials else "goes on"
+        _say(f"study {paths.name} {verb}: {done} of {trials} trials are there")
+    budget = Budget(trials, options.time_budget)
+    interrupted = False
+    ending = "trials"
+    proposer = Proposer(paths.journal, stage_parameters(space), store.trials, options.seed)
+    with open_reporter(store, space, budget) as reporter:
+        search = Search(
+            store=store,
+            launcher=launcher,
+            planner=Planner(space, proposer, found.task.batch_size),
+            task=found.task,
+            space=space,
+            nccl=_nccl_version(found, probe),
+            config_fields=frozenset(found.job["nccl_config_fields"]),
+            settings=Settings(),
+            budget=budget,
+            reporter=reporter,
+            stop=stop,
+        )
+        try:
+            ending = search.run()
+        except Interrupted:
+            interrupted = True
+    for warning in dict.fromkeys(launcher.warnings):
+        _say(f"warning: {warning}")
+    summary = Summary.of(store, stored)
+    write_results(summary)
+    if interrupted:
+        raise Interrupted(
+            f"stopped after {len(store.trials)} of {trials} trials, all saved in {paths.folder}\n"
+            f"go on with: {changes_of(options.command)}"
+        )
+    _tell_ending(ending, trials, budget)
+    if as_json:
+        print(json.dumps({**tables.as_json(summary), "ended": ending}, indent=2))
+    else:
+        tables.print_summary(summary)
+    return 0
+
+
+def _probe(
+    found: Survey, launcher: TorchrunLauncher, paths: StudyPaths, cache: Path
+) -> dict[str, Any] | None:
+    if found.task.workload.backend != "nccl":
+        return None
+    _say("probe launch: asking NCCL what the ranks talk over")
+    probe = probe_machine(found, launcher, paths.logs / "probe", cache)
+    network = f", network {probe['network']}" if probe["network"] else ", no network between ranks"
+    _say(f"NCCL {probe['version']}: transport {'+'.join(probe['transport']) or 'none'}{network}")
+    return probe
+
+
+def _nccl_version(found: Survey, probe: dict[str, Any] | None) -> Any:
+    version = (probe or {}).get("version") or found.job["nccl_built"]
+    return parse_version(version) if version else None
+
+
+def _launcher(found: Survey, paths: StudyPaths, tag: str, stop: StopFlag) -> TorchrunLauncher:
+    return TorchrunLauncher(
+        python=found.python,
+        nproc_per_node=found.task.nproc_per_node,
+        backend=found.task.workload.backend,
+        worker_path=place_worker(paths.worker.absolute()),
+        base=dict(os.environ),
+        site=found.site,
+        gpus=found.gpus,
+        tag=tag,
+        stop=stop,
+    )
+
+
+@contextlib.contextmanager
+def _worker_files() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="nccltune-worker-") as name:
+        yield place_worker(Path(name))
+
+
+def _set_aside(paths: StudyPaths) -> None:
+    if not paths.definition.exists():
+        return
+    with locked(paths):
+        moved = set_aside(paths)
+    _say(f"the old study is kept as {moved}")
+
+
+def _tell_setting(found: Survey) -> None:
+    task, workload = found.task, found.task.workload
+    for note in found.notes:
+        _say(note)
+    if workload.backend == "gloo":
+        _say(
+            f"backend gloo on {task.nproc_per_node} {workload.device.upper()} ranks: NCCL "
+            "variables cannot act here, DDP and loader settings can"
+        )
+    shape = "" if ":" in workload.data else f", {workload.image_size} pixels"
+    _say(
+        f"job: {workload.model}, batch {task.batch_size} a rank{shape}, data {workload.data}, "
+        f"{workload.precision}, {task.num_workers} loader workers a rank"
+    )
+    _say(f"machine: {found.machine.summary()}; torch {found.machine.torch}")
+    pinned = [v for v in found.site.values() if v.name != "LD_LIBRARY_PATH"]
+    if pinned and workload.backend == "nccl":
+        listed = " ".join(f"{v.name}={v.value}" for v in pinned)
+        _say(f"set by the site and left alone in every launch: {listed}")
+
+
+def _tell_ending(ending: str, trials: int, budget: Budget) -> None:
+    reasons = {
+        "trials": f"done: {trials} trials",
+        "time": f"the time budget is spent ({words.duration(budget.spent)}): a further trial would "
+        "end after it; the same command goes on",
+        "exhausted": "done: every configuration that is legal here has been measured",
+    }
+    _say(reasons[ending])
+
+
+def _dry_run(found: Survey, paths: StudyPaths, cache: Path, *, as_json: bool) -> int:
+    """Says what would be done; starts no ranks and writes nothing."""
+    gloo = found.task.workload.backend != "nccl"
+    stored = read_definition(paths) if paths.definition.exists() else None
+    if stored and not found.options.new:
+        probe = stored["probe"]
+        store = Store(paths, repair=False)
+    else:
+        probe, store = cached_probe(found, cache), None
+    space = resolve_space(found, None if gloo else probe)
+    launcher = replace_worker(found, paths)
+    plan = launcher.plan(fixed_env(found), paths.launch_logs(0), "127.0.0.1:PORT", "TOKEN", False)
+    done = list(store.trials) if store else []
+    trials = found.options.trials or 40
+    forecast = tables.forecast(done, trials, found.options.time_budget)
+    if as_json:
+        document = {
+            "study": paths.name,
+            "space": space.to_dict(),
+            "probed": space.probed,
+            "launch": {"argv": list(plan.argv), "environment": dict(plan.added)},
+            "trials": trials,
+            "done": len(done),
+            "forecast": forecast,
+        }
+        print(json.dumps(document, indent=2))
+        return 0
+    tables.print_space(space, sys.stdout)
+    if not space.probed:
+        print("\nnot probed: no launch on an equal machine has asked NCCL yet, so variables whose")
+        print("use depends on transport or network are still listed")
+    print("\neach launch, with what a trial sets added:")
+    for line in plan.lines():
+        print(f"  {line}")
+    print(f"\nstudy {paths.folder}: {len(done)} of {trials} trials done; {forecast}")
+    return 0
+
+
+def replace_worker(found: Survey, paths: StudyPaths) -> TorchrunLauncher:
+    """A launcher for the plan alone: no files are placed."""
+    return TorchrunLauncher(
+        python=found.python,
+        nproc_per_node=found.task.nproc_per_node,
+        backend=found.task.workload.backend,
+        worker_path=paths.worker.absolute(),
+        base=dict(os.environ),
+        site=found.site,
+        gpus=found.gpus,
+        tag="TAG",
+        stop=StopFlag(),
+    )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

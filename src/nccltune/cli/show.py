@@ -1,0 +1,69 @@
+"""`nccltune show`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("study", required=False)
+@click.option("--trial", type=click.IntRange(0), metavar="N", help="One trial in full.")
+@click.option(
+    "--studies-dir",
+    type=click.Path(path_type=Path),
+    default=Path("studies"),
+    show_default=True,
+    metavar="DIR",
+)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def show(study: str | None, trial: int | None, studies_dir: Path, as_json: bool) -> None:
+    """Show a study (its name below --studies-dir, or its folder); without one, list all."""
+    from nccltune.cli import tables
+    from nccltune.errors import UsageError
+    from nccltune.study.results import Summary
+    from nccltune.study.store import StudyPaths, study_names
+
+    if study is None:
+        if trial is not None:
+            raise UsageError("--trial needs the name of a study")
+        summaries = [
+            Summary.read(StudyPaths(studies_dir / name)) for name in study_names(studies_dir)
+        ]
+        if as_json:
+            click.echo(json.dumps([tables.as_json(s) for s in summaries], indent=2))
+        else:
+            tables.print_studies(summaries, studies_dir)
+        return
+    summary = Summary.read(_paths(study, studies_dir))
+    if trial is None:
+        if as_json:
+            click.echo(json.dumps(tables.as_json(summary, with_trials=True), indent=2))
+        else:
+            tables.print_summary(summary)
+        return
+    if trial >= len(summary.trials):
+        raise UsageError(
+            f"--trial {trial}: {summary.paths.name} has trials 0 to {len(summary.trials) - 1}"
+            if summary.trials
+            else f"--trial {trial}: {summary.paths.name} has no trials yet"
+        )
+    if as_json:
+        click.echo(json.dumps(tables.trial_json(summary, summary.trials[trial]), indent=2))
+    else:
+        tables.print_trial(summary, summary.trials[trial])
+
+
+def _paths(study: str, studies_dir: Path):  # type: ignore[no-untyped-def]
+    from nccltune.errors import UsageError
+    from nccltune.study.store import StudyPaths, study_names
+
+    if (Path(study) / "study.yaml").is_file():
+        return StudyPaths(Path(study))
+    paths = StudyPaths.of(studies_dir, study)
+    if not paths.definition.is_file():
+        known = ", ".join(study_names(studies_dir)) or "none"
+        raise UsageError(f"{study}: no such study in {studies_dir}; there are: {known}")
+    return paths

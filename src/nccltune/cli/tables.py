@@ -1,0 +1,280 @@
+"""What `search` and `show` print on stdout: tables of a study, and the same as JSON values."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from nccltune.output import words
+from nccltune.space import ResolvedSpace
+from nccltune.study.budget import trial_seconds
+from nccltune.study.records import Trial
+from nccltune.study.results import Summary, verdict_line
+
+_SHOWN = 8
+_PLAIN_WIDTH = 120  # where no terminal says otherwise
+
+
+def _console(file: TextIO) -> Console:
+    width = shutil.get_terminal_size().columns if file.isatty() else _PLAIN_WIDTH
+    return Console(file=file, width=width, highlight=False)
+
+
+def _table(*columns: tuple[str, str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title, justify in columns:
+        table.add_column(title, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    return table
+
+
+def print_space(space: ResolvedSpace, file: TextIO) -> None:
+    """What will be searched, what will not, and why."""
+    console = _console(file)
+    table = _table(("parameter", "left"), ("searched", "left"), ("baseline", "left"))
+    for parameter in space.parameters:
+        table.add_row(
+            Text(parameter.name),
+            Text(parameter.allowed()),
+            Text(words.value(space.baseline[parameter.name])),
+        )
+    for name, value in space.fixed.items():
+        table.add_row(Text(name), Text("held constant"), Text(words.value(value)))
+    console.print(table)
+    for note in space.notes:
+        if note.action != "fixed":
+            console.print(Text(f"{note.action}: {note.parameter}: {note.reason}"))
+
+
+def print_summary(summary: Summary) -> None:
+    """The best trials against the baseline, where the time went, what was written."""
+    console = _console(sys.stdout)
+    baseline = summary.baseline
+    if baseline is None:
+        console.print(Text(f"study {summary.paths.folder}: no trial yet"))
+        return
+    ranking = summary.ranking()
+    own = [t for t in ranking if t.stage == "search"][:_SHOWN]
+    if baseline not in own:
+        own.append(baseline)
+    console.print()
+    console.print(Text("Best trials at the user's batch size (search values, not confirmed):"))
+    console.print(_trials(summary, own))
+    larger = [t for t in ranking if t.stage == "batch"][:3]
+    if larger:
+        console.print()
+        console.print(Text("With larger batches (another training: adapt the learning rate):"))
+        console.print(_trials(summary, larger))
+    console.print()
+    for line in summary_lines(summary):
+        console.print(Text(line))
+
+
+def _trials(summary: Summary, trials: Sequence[Trial]) -> Table:
+    table = _table(
+        ("trial", "right"), ("samples/s", "right"), ("vs baseline", "right"), ("settings", "left")
+    )
+    baseline = summary.baseline
+    for trial in trials:
+        if baseline is not None and trial.number == baseline.number:
+            table.add_row(Text("0"), Text(words.samples(trial.value)), Text("-"), Text("baseline"))
+            continue
+        table.add_row(
+            Text(str(trial.number)),
+            Text(words.samples(trial.value)),
+            Text(words.difference(trial.value, baseline.value if baseline else None)),
+            Text(words.settings(summary.changes(trial))),
+        )
+    return table
+
+
+def summary_lines(summary: Summary) -> list[str]:
+    """The sentences under the tables."""
+    lines = [f"Verdict: {verdict_line(summary)}."]
+    failures = summary.failures()
+    pruned = sum(t.state == "pruned" for t in summary.trials)
+    listed = ", ".join(f"{n} {kind.replace('_', ' ')}" for kind, n in failures.items())
+    lines.append(
+        f"Trials: {len(summary.trials)}, {sum(failures.values())} failed"
+        f"{f' ({listed})' if listed else ''}, {pruned} cut early."
+    )
+    spent = summary.time_spent()
+    total = sum(spent.values()) or 1.0
+    shares = ", ".join(
+        f"{n} {words.duration(s)} ({100 * s / total:.0f}%)" for n, s in spent.items()
+    )
+    lines.append(f"Time in trials: {words.duration(total)}: {shares}.")
+    files = written_files(summary)
+    if files:
+        lines.append(f"Written: {', '.join(files)}")
+        lines.append(f"Use it:  set -a; . {files[0]}; set +a; torchrun ...")
+    return lines
+
+
+def written_files(summary: Summary) -> list[str]:
+    paths = summary.paths
+    files = (paths.best_env, paths.best_yaml, paths.best_batch_yaml)
+    return [os.path.normpath(file) for file in files if file.exists()]
+
+
+def print_studies(summaries: Sequence[Summary], studies_dir: Path) -> None:
+    console = _console(sys.stdout)
+    if not summaries:
+        console.print(Text(f"no studies in {studies_dir}; `nccltune search` makes one"))
+        return
+    table = _table(
+        ("study", "left"),
+        ("trials", "right"),
+        ("baseline", "right"),
+        ("best", "right"),
+        ("vs baseline", "right"),
+        ("begun", "left"),
+    )
+    for summary in summaries:
+        baseline, winner = summary.baseline, summary.winner
+        base = baseline.value if baseline else None
+        table.add_row(
+            Text(summary.paths.name),
+            Text(str(len(summary.trials))),
+            Text(words.samples(base)),
+            Text(words.samples(winner.value if winner else None)),
+            Text(words.difference(winner.value if winner else None, base)),
+            Text(str(summary.definition["created"])[:16].replace("T", " ")),
+        )
+    console.print(table)
+    console.print(Text("samples/s of all ranks; search values, not confirmed"))
+
+
+def print_trial(summary: Summary, trial: Trial) -> None:
+    """One trial in full."""
+    console = _console(sys.stdout)
+    measurement = summary.measurement(trial)
+    rows: list[tuple[str, str]] = [
+        ("study", summary.paths.name),
+        ("trial", f"{trial.number} ({trial.origin})"),
+        ("state", trial.state + (f": {trial.failure}" if trial.failure else "")),
+        ("settings", words.settings(summary.changes(trial))),
+        (
+            "environment",
+            words.settings(measurement.effective["env"])
+            if measurement.effective["env"]
+            else "(nothing of ours)",
+        ),
+        ("DDP", words.settings(measurement.effective["ddp"])),
+        ("loader", words.settings(measurement.effective["loader"])),
+        ("batch size", f"{measurement.effective['batch_size']} a rank"),
+    ]
+    rows += _result_rows(summary, trial)
+    if measurement.nccl:
+        taken = measurement.nccl["environment"]
+        rows.append(("NCCL took", words.settings(taken) if taken else "(no variable)"))
+    spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in measurement.seconds.items())
+    rows.append(("time", f"{trial.seconds:.1f} s: {spent}"))
+    if measurement.failure:
+        failure = measurement.failure
+        rows.append(("failure", str(failure["message"])))
+        rows.append(("log", str(summary.paths.folder / failure["log"]) if failure["log"] else "-"))
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, text in rows:
+        table.add_row(Text(name, style="bold"), Text(text))
+    console.print(table)
+    for line in (measurement.failure or {}).get("tail", ()):
+        console.print(Text(f"  | {line}"))
+
+
+def _result_rows(summary: Summary, trial: Trial) -> list[tuple[str, str]]:
+    measurement = summary.measurement(trial)
+    result = measurement.result
+    if result is None:
+        return []
+    baseline = summary.baseline
+    counting = [w for w in result["windows"] if w["counts"]]
+    rates = [
+        words.samples(trial.value * w["steps"] / max(w["rank_seconds"]) * result["step_seconds"])
+        for w in counting
+        if trial.value is not None
+    ]
+    memory = " ".join(words.size(b) for b in result["peak_memory_bytes"])
+    rows = [
+        (
+            "samples/s",
+            f"{words.samples(trial.value)} "
+            f"({words.difference(trial.value, baseline.value if baseline else None)} vs baseline), "
+            f"median of {len(counting)} windows: {' '.join(rates)}",
+        ),
+        (
+            "step",
+            f"{1000 * result['step_seconds']:.2f} ms, "
+            f"{100 * result['data_wait_share']:.0f}% of it waiting for data",
+        ),
+        (
+            "steady",
+            "yes" if result["steady"] else "no: the windows did not agree within the limits",
+        ),
+        ("memory", f"{memory} (peak of each rank)"),
+        ("buckets", " ".join(words.size(b) for b in result["bucket_bytes"]) or "-"),
+        ("checks", f"{result['collectives_checked']} collectives right, parameters equal"),
+    ]
+    if measurement.utilization:
+        rows.append(("GPU use", " ".join(f"{u:.0f}%" for u in measurement.utilization)))
+    return rows
+
+
+def as_json(summary: Summary, *, with_trials: bool = False) -> dict[str, Any]:
+    baseline, winner, larger = summary.baseline, summary.winner, summary.larger
+    document: dict[str, Any] = {
+        "study": summary.paths.name,
+        "folder": str(summary.paths.folder),
+        "created": summary.definition["created"],
+        "trials": len(summary.trials),
+        "failures": summary.failures(),
+        "baseline": None
+        if baseline is None
+        else {"trial": 0, "samples_per_second": baseline.value},
+        "best": None if winner is None else _short_json(summary, winner),
+        "best_with_larger_batch": None if larger is None else _short_json(summary, larger),
+        "verdict": None,
+        "seconds": {name: round(s, 3) for name, s in summary.time_spent().items()},
+        "files": written_files(summary),
+    }
+    if with_trials:
+        document["all_trials"] = [trial.to_dict() for trial in summary.trials]
+    return document
+
+
+def _short_json(summary: Summary, trial: Trial) -> dict[str, Any]:
+    given = summary.measurement(trial).effective
+    return {
+        "trial": trial.number,
+        "samples_per_second": trial.value,
+        "changes": summary.changes(trial),
+        **given,
+    }
+
+
+def trial_json(summary: Summary, trial: Trial) -> dict[str, Any]:
+    return {**trial.to_dict(), "measurement": summary.measurement(trial).to_dict()}
+
+
+def forecast(done: Sequence[Trial], trials: int, budget: float | None) -> str:
+    """How long the rest will take, from the trials done; a rough figure before the first."""
+    left = max(0, trials - len(done))
+    if left == 0:
+        return "nothing is left to do"
+    cost = trial_seconds(done)
+    if cost is None:
+        low, high = 10.0 * left, 40.0 * left
+        text = (
+            f"about {words.duration(low)} to {words.duration(high)} (10 to 40 s a trial; "
+            "known once the baseline has run)"
+        )
+    else:
+        text = f"about {words.duration(cost * left)} ({cost:.0f} s a trial so far)"
+    return text if budget is None else f"{text}, at most {words.duration(budget)} by --time-budget"

@@ -1,0 +1,1 @@
+"""How ranks start and end: the launch plan, the torchrun launcher, supervision."""

@@ -1,0 +1,89 @@
+"""What the study sees of a launcher, whichever it is: open a worker group, measure in it, close."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+FailureKind = Literal[
+    "out_of_memory",
+    "timeout",
+    "nccl_error",
+    "wrong_result",
+    "crashed",
+    "rejected",
+    "interrupted",
+]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a measurement gave no number. `log` is the file that says most, `tail` its last lines."""
+
+    kind: FailureKind
+    message: str
+    rank: int | None = None
+    log: str | None = None
+    tail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds that may pass without news from the ranks, by phase."""
+
+    start: float = 300.0
+    build: float = 180.0
+    first_step: float = 240.0
+    check: float = 120.0
+    window: float = 120.0
+
+    def of(self, phase: str) -> float:
+        phases = {
+            "start": self.start,
+            "build": self.build,
+            "first_step": self.first_step,
+            "check": self.check,
+        }
+        return phases.get(phase, self.window)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The ranks' result (see `worker.measure`), or the failure; `seconds` by phase of the tuner's
+    own watch, `nccl` what NCCL's log said, `utilization` per cent for each GPU.
+    """
+
+    result: Mapping[str, Any] | None
+    failure: Failure | None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    utilization: tuple[float, ...] = ()
+
+
+Progress = Callable[[Mapping[str, Any]], None]
+"""Called with each message of the ranks while they measure: phases and windows."""
+
+
+class Group(Protocol):
+    """A worker group: the rank processes of one launch."""
+
+    launch_seconds: float
+
+    @property
+    def alive(self) -> bool: ...
+    def request(
+        self, message: Mapping[str, Any], limits: Limits, progress: Progress
+    ) -> Outcome: ...
+    def close(self) -> None: ...
+
+
+class Launcher(Protocol):
+    """Starts worker groups."""
+
+    def open(self, process_env: Mapping[str, str], log_dir: Path, *, probe: bool = False) -> Group:
+        """A new worker group with `process_env` added to the environment of its ranks.
+
+        Returns at once; ranks that do not come up are the failure of the first request.
+        """
+        ...

@@ -1,0 +1,89 @@
+"""Stands between the tuner and a launch, so that nothing of the launch can outlive either.
+
+Run by file path with the tuner's Python (standard library only): `supervisor.py -- COMMAND ...`.
+It becomes the reaper of every descendant, however many sessions they open (torchrun gives each
+rank one of its own, so killing torchrun's process group leaves the ranks alive). It ends all of
+them when the command ends, when the tuner closes its end of stdin or dies, or on SIGTERM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def descendants(root: int) -> list[int]:
+    """Every living process below `root`, by the parent links in /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat") as file:
+                state, parent = file.read().rpartition(")")[2].split()[:2]
+        except (OSError, ValueError):
+            continue
+        if state != "Z":
+            children.setdefault(int(parent), []).append(int(entry))
+    found: list[int] = []
+    pending = [root]
+    while pending:
+        below = children.get(pending.pop(), [])
+        found += below
+        pending += below
+    return found
+
+
+def end_descendants() -> None:
+    """Kill and reap until none is left. A process that forks meanwhile is met in the next round."""
+    while True:
+        living = descendants(os.getpid())
+        for pid in living:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not living:
+            return
+        time.sleep(0.005)
+
+
+def main() -> int:
+    command = sys.argv[sys.argv.index("--") + 1 :]
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    asked_to_stop: list[int] = []
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, _frame: asked_to_stop.append(number))
+    try:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, preexec_fn=_default_signals, close_fds=True
+        )
+    except OSError as error:
+        print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
+        return 127
+    while child.poll() is None and not asked_to_stop:
+        readable, _, _ = select.select([0], [], [], 0.05)
+        if readable and not os.read(0, 4096):
+            break  # the tuner is gone, or wants this launch to end
+    end_descendants()
+    code = child.returncode
+    return 137 if code is None else (128 - code if code < 0 else code)
+
+
+def _default_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

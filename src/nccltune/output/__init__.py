@@ -1,0 +1,1 @@
+"""What is written for people and jobs: env and argument files, lines and tables."""

@@ -1,0 +1,74 @@
+"""best.yaml: the settings that won, with what they were measured on. Written here and read back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nccltune.errors import UsageError
+
+_SECTIONS = ("ddp", "loader", "env", "workload", "machine", "provenance")
+
+
+@dataclass(frozen=True)
+class Best:
+    """Settings for a job. `batch_size` is a rank's; `verdict` is None until they are confirmed."""
+
+    env: Mapping[str, str]
+    ddp: Mapping[str, Any]
+    loader: Mapping[str, Any]
+    batch_size: int
+    workload: Mapping[str, Any]
+    verdict: Mapping[str, Any] | None
+    machine: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+
+    @property
+    def ddp_kwargs(self) -> dict[str, Any]:
+        """For `DistributedDataParallel(model, **best.ddp_kwargs)`."""
+        return dict(self.ddp)
+
+    @property
+    def loader_kwargs(self) -> dict[str, Any]:
+        """For `DataLoader(dataset, batch_size=best.batch_size, **best.loader_kwargs)`."""
+        return dict(self.loader)
+
+    def to_yaml(self) -> str:
+        data = {
+            "version": 1,
+            "ddp": dict(self.ddp),
+            "loader": dict(self.loader),
+            "batch_size": self.batch_size,
+            "env": dict(self.env),
+            "workload": dict(self.workload),
+            "verdict": self.verdict,
+            "machine": dict(self.machine),
+            "provenance": dict(self.provenance),
+        }
+        return yaml.safe_dump(data, sort_keys=False, width=100)
+
+
+def read_best(path: str | os.PathLike[str]) -> Best:
+    """Read a best.yaml. Raises UsageError naming the file and what is wrong with it."""
+    file = Path(path)
+    try:
+        data = yaml.safe_load(file.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file}: cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict) or data.get("version") != 1:
+        raise UsageError(f"{file}: not a best.yaml of version 1")
+    for name in _SECTIONS:
+        if not isinstance(data.get(name), dict):
+            raise UsageError(f"{file}: {name}: must be a mapping, got {data.get(name)!r}")
+    batch_size = data.get("batch_size")
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+        raise UsageError(f"{file}: batch_size: must be a whole number >= 1, got {batch_size!r}")
+    fields = {name: data[name] for name in _SECTIONS}
+    return Best(batch_size=batch_size, verdict=data.get("verdict"), **fields)

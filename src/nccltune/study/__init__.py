@@ -1,0 +1,1 @@
+"""The search and its record. The only package that imports Optuna."""

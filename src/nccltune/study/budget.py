@@ -1,0 +1,73 @@
+"""How long things may take: limits from the baseline's own time, and the budget of a search."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nccltune.launch.protocol import Limits
+from nccltune.study.records import Measurement, Trial
+
+_PATIENCE = 6.0  # times what the baseline needed
+
+
+def limits_from(baseline: Measurement | None, batch_factor: float = 1.0) -> Limits:
+    """Limits for a candidate; generous constants before the baseline is known.
+
+    `batch_factor` is its batch size over the baseline's: steps take that much longer. The floors
+    keep a short baseline from turning a busy moment of the machine into a timeout.
+    """
+    if baseline is None or baseline.result is None:
+        return Limits()
+    spent = {**baseline.seconds, **baseline.result["seconds"]}
+    windows: Sequence[Mapping[str, Any]] = baseline.result["windows"]
+    window = max(max(w["rank_seconds"]) for w in windows) * batch_factor
+    return Limits(
+        start=max(60.0, _PATIENCE * spent.get("start", 0.0)),
+        build=max(30.0, _PATIENCE * spent["build"]),
+        first_step=max(30.0, _PATIENCE * spent["first_step"] * batch_factor),
+        check=max(30.0, _PATIENCE * spent["check"]),
+        window=max(20.0, 2 * _PATIENCE * window),
+    )
+
+
+def trial_seconds(trials: Sequence[Trial]) -> float | None:
+    """What a trial has cost so far, median wall seconds; None before the first."""
+    return statistics.median(t.seconds for t in trials) if trials else None
+
+
+class Budget:
+    """Trials in all and wall time of this run. Says whether one more trial fits."""
+
+    def __init__(self, trials: int, seconds: float | None) -> None:
+        self.trials = trials
+        self._seconds = seconds
+        self._began = time.monotonic()
+
+    @property
+    def spent(self) -> float:
+        return time.monotonic() - self._began
+
+    def remaining(self) -> float | None:
+        return None if self._seconds is None else max(0.0, self._seconds - self.spent)
+
+    def share_spent(self) -> float:
+        """Of the time budget, 0 to 1; 0 where there is none."""
+        return 0.0 if not self._seconds else min(1.0, self.spent / self._seconds)
+
+    def fits(self, trials: Sequence[Trial]) -> bool:
+        """Whether a trial of the usual length still ends in time. The baseline always fits."""
+        remaining = self.remaining()
+        cost = trial_seconds(trials)
+        return remaining is None or cost is None or cost <= remaining
+
+    def forecast(self, trials: Sequence[Trial]) -> float | None:
+        """Seconds until the search is done: by trials, or by time where that ends first."""
+        cost = trial_seconds(trials)
+        remaining = self.remaining()
+        if cost is None:
+            return remaining
+        by_trials = cost * max(0, self.trials - len(trials))
+        return by_trials if remaining is None else min(by_trials, remaining)

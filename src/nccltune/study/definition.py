@@ -1,0 +1,156 @@
+"""What a study is about: written once as study.yaml, compared when it is resumed."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import yaml
+
+from nccltune.errors import UsageError
+from nccltune.machine.facts import Machine
+from nccltune.space import ResolvedSpace
+from nccltune.study.store import StudyPaths, read_definition, write_text
+from nccltune.worker.spec import Workload
+
+
+@dataclass(frozen=True)
+class Task:
+    """The user's job: what is timed, on how many ranks, from which settings on."""
+
+    workload: Workload
+    nproc_per_node: int
+    batch_size: int
+    num_workers: int
+    python: str | None
+    """As given with --python; None is nccltune's own."""
+
+    def to_dict(self) -> dict[str, Any]:
+        workload = asdict(self.workload)
+        if workload["data"] == "images":
+            workload["folder"] = None  # in a cache, wherever that is
+        return {
+            **workload,
+            "nproc_per_node": self.nproc_per_node,
+            "batch_size": self.batch_size,
+            "num_workers": self.num_workers,
+            "python": self.python,
+        }
+
+
+@dataclass(frozen=True)
+class Definition:
+    """Everything a study is compared by on resuming, and how it was asked for."""
+
+    task: Task
+    space: ResolvedSpace
+    machine: Machine
+    sampler: str
+    seed: int
+    command: tuple[str, ...]
+    probe: Mapping[str, Any] | None
+    tag: str = ""
+    created: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "version": 1,
+            "created": self.created,
+            "command": shlex.join(self.command),
+            "workload": self.task.to_dict(),
+            "sampler": self.sampler,
+            "seed": self.seed,
+            "machine": self.machine.to_dict(),
+            "probe": None if self.probe is None else dict(self.probe),
+            "space": self.space.to_dict(),
+            "tag": self.tag,
+        }
+
+    def write(self, paths: StudyPaths) -> Definition:
+        """Begin the study: study.yaml is there from now on."""
+        now = datetime.now().astimezone().isoformat(timespec="seconds")
+        complete = replace(self, tag=self.tag or new_tag(), created=now)
+        text = yaml.safe_dump(complete.to_dict(), sort_keys=False, width=100)
+        write_text(paths.definition, text)
+        return complete
+
+
+def new_tag() -> str:
+    """Marks the processes of a study, so that leftovers can be told from anybody else's."""
+    return secrets.token_hex(8)
+
+
+def refuse_changes(paths: StudyPaths, wanted: Definition) -> dict[str, Any]:
+    """The stored definition, when the wanted one means the same study.
+
+    Raises: UsageError listing every difference that would make old and new trials incomparable.
+    """
+    stored = read_definition(paths)
+    found = list(differences(stored, wanted))
+    if not found:
+        return stored
+    machine = any(line.startswith("machine.") for line in found)
+    hint = (
+        "the machine is not the one that was measured: keep the old study and start a new one with "
+        "--new"
+        if machine
+        else "repeat the first command to resume, give --new to start anew (the old folder is "
+        "renamed and kept), or another --study name"
+    )
+    listed = "\n".join(f"  {line}" for line in found)
+    raise UsageError(f"{paths.folder}: this is another study:\n{listed}\n{hint}")
+
+
+def differences(stored: Mapping[str, Any], wanted: Definition) -> Iterator[str]:
+    new = wanted.to_dict()
+    yield from _compare("workload", stored["workload"], new["workload"])
+    for name in ("sampler", "seed"):
+        if stored[name] != new[name]:
+            yield f"{name}: {stored[name]} in the study, {new[name]} asked for"
+    old_machine = Machine.from_dict(stored["machine"]).comparable()
+    yield from _compare("machine", old_machine, wanted.machine.comparable())
+    old_space = ResolvedSpace.from_dict(stored["space"])
+    if old_space.digest() != wanted.space.digest():
+        yield from _space_differences(old_space, wanted.space)
+
+
+def _compare(where: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    for name in dict.fromkeys([*old, *new]):
+        if _plain(old.get(name)) != _plain(new.get(name)):
+            yield f"{where}.{name}: {old.get(name)} in the study, {new.get(name)} now"
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _space_differences(old: ResolvedSpace, new: ResolvedSpace) -> Iterator[str]:
+    before, after = _searched(old), _searched(new)
+    found = False
+    for name in dict.fromkeys([*before, *after]):
+        if before.get(name) != after.get(name):
+            found = True
+            was, now = before.get(name, "not searched"), after.get(name, "not searched")
+            yield f"space.{name}: {was} in the study, {now} now"
+    if not found:
+        yield "space: constraints, presets or baseline values differ"
+
+
+def _searched(space: ResolvedSpace) -> dict[str, str]:
+    searched = {p.name: p.allowed() for p in space.parameters}
+    return searched | {name: f"fixed to {value}" for name, value in space.fixed.items()}
+
+
+def default_name(model: str, backend: str, nproc_per_node: int) -> str:
+    """MODEL-BACKEND-xN, with what a folder name cannot hold replaced."""
+    plain = "".join(c if c.isalnum() or c in "._-" else "-" for c in model)
+    return f"{plain.lstrip('._-') or 'model'}-{backend}-x{nproc_per_node}"
+
+
+def changes_of(command: Sequence[str]) -> str:
+    """The command on one line, as it would be typed."""
+    return " ".join(shlex.join(command).split())

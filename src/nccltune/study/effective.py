@@ -1,0 +1,90 @@
+"""From a configuration to what ranks are given: spelled variables, DDP and loader arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from packaging.version import Version
+
+from nccltune.nccl import catalog, values
+from nccltune.space import ResolvedSpace, Value, split
+from nccltune.study.definition import Task
+
+
+@dataclass(frozen=True)
+class Effective:
+    """`process_env` needs a new worker group; what is of a communicator is set in live ranks."""
+
+    process_env: Mapping[str, str]
+    communicator_env: Mapping[str, str]
+    communicator_config: Mapping[str, int]
+    ddp: Mapping[str, Value]
+    loader: Mapping[str, Value]
+    batch_size: int
+    env: Mapping[str, str] = field(default_factory=dict)
+    """All variables as a job's environment would hold them."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "env": dict(self.env),
+            "ddp": dict(self.ddp),
+            "loader": dict(self.loader),
+            "batch_size": self.batch_size,
+        }
+
+
+def effective(
+    configuration: Mapping[str, Value],
+    resolved: ResolvedSpace,
+    *,
+    nccl: Version | None,
+    config_fields: frozenset[str],
+    task: Task,
+) -> Effective:
+    """`config_fields` are those of the communicator's configuration that the job's torch knows;
+    a limit that it does not know there goes through the environment of a new group instead.
+    """
+    parts = split(configuration, resolved)
+    env = {name: values.spell(name, configuration[name], nccl) for name in parts.env}
+    process_env: dict[str, str] = {}
+    communicator_env: dict[str, str] = {}
+    communicator_config: dict[str, int] = {}
+    for name, text in env.items():
+        config = catalog.config_field(name)
+        if catalog.scope_of(name) != "communicator":
+            process_env[name] = text
+        elif config is None:
+            communicator_env[name] = text
+        elif config in config_fields and text.isdigit():
+            communicator_config[config] = int(text)
+        else:
+            process_env[name] = text
+    return Effective(
+        process_env=process_env,
+        communicator_env=communicator_env,
+        communicator_config=communicator_config,
+        ddp=parts.ddp,
+        loader=loader_arguments(parts.loader, task),
+        batch_size=parts.batch_size or task.batch_size,
+        env=env,
+    )
+
+
+def loader_arguments(searched: Mapping[str, Value], task: Task) -> dict[str, Value]:
+    """DataLoader arguments: what is searched, else the user's own, and two that follow a rule.
+    Pinned memory pays where batches are copied to a GPU; persistent workers wherever there are any.
+    """
+    if task.workload.data == "synthetic":
+        return {}
+    workers = int(searched.get("num_workers", task.num_workers) or 0)
+    arguments: dict[str, Value] = {
+        "num_workers": workers,
+        "pin_memory": task.workload.device == "cuda",
+        "persistent_workers": workers > 0,
+    }
+    prefetch = searched.get("prefetch_factor")
+    if workers and prefetch is not None:
+        arguments["prefetch_factor"] = prefetch
+    return arguments

@@ -1,0 +1,156 @@
+"""What to measure next: the baseline, presets, the sampler's proposals, then larger batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nccltune.space import Parameter, ResolvedSpace, Value, canonical, key, violation
+from nccltune.study.budget import Budget
+from nccltune.study.proposals import Proposal, Proposer
+from nccltune.study.records import Stage, Trial, best_of
+
+_BATCH_SHARE = 4  # at most one trial in so many is at another batch size than the user's
+_FEWEST_FOR_BATCH = 8
+_ATTEMPTS = 300  # proposals in a row that are illegal or known: then the space is used up
+
+
+@dataclass(frozen=True)
+class Next:
+    """A configuration to measure, where it came from, and the sampler's proposal if it did."""
+
+    configuration: Mapping[str, Value]
+    stage: Stage
+    origin: str
+    proposal: Proposal | None = None
+
+
+class Planner:
+    """Pure in the records: the same trials lead to the same next step, resumed or not, but for the
+    sampler's draws.
+    """
+
+    def __init__(self, space: ResolvedSpace, proposer: Proposer, batch_size: int) -> None:
+        self._space, self._proposer, self._batch_size = space, proposer, batch_size
+        self._larger = larger_batches(space, batch_size)
+
+    def next(self, trials: Sequence[Trial], budget: Budget) -> Next | None:
+        """None when nothing new can be proposed."""
+        if not trials:
+            return Next(canonical({}, self._space), "search", "baseline")
+        order = ["batch", "search"] if self._batch_turn(trials, budget) else ["search"]
+        for stage in order:
+            found = self._batch(trials) if stage == "batch" else self._search(trials)
+            if found is not None:
+                return found
+        # the user's own batch size is used up: larger ones may still be open within their share
+        return self._batch(trials) if self._batch_room(trials, len(trials) + 1) > 0 else None
+
+    def tell(self, trial: Trial, following: Next) -> None:
+        self._proposer.tell(trial, following.proposal)
+
+    # The stage at the user's own batch size.
+
+    def _search(self, trials: Sequence[Trial]) -> Next | None:
+        known = {key(t.parameters) for t in trials}
+        for preset in self._space.presets:
+            configuration = self._complete(preset.values)
+            if key(configuration) not in known and violation(configuration, self._space) is None:
+                return Next(configuration, "search", f"preset {preset.name}")
+        return self._sampled("search", {}, trials)
+
+    def _sampled(
+        self, stage: Stage, held: Mapping[str, Value], trials: Sequence[Trial]
+    ) -> Next | None:
+        """The sampler's next proposal that is legal and new. What is not is told at once and costs
+        nothing.
+        """
+        measured = {key(t.parameters): t for t in trials if t.stage == stage}
+        for _ in range(_ATTEMPTS):
+            proposal = self._proposer.ask(stage)
+            configuration = self._complete({**held, **proposal.values})
+            if violation(configuration, self._space) is not None:
+                self._proposer.reject(proposal, None)
+                continue
+            twin = measured.get(key(configuration))
+            if twin is None:
+                return Next(configuration, stage, "sampler", proposal)
+            self._proposer.reject(proposal, twin.value)
+        return None
+
+    def _complete(self, values: Mapping[str, Value]) -> dict[str, Value]:
+        return canonical(values, self._space)
+
+    # The stage with larger batches, from the winner on.
+
+    def _batch_turn(self, trials: Sequence[Trial], budget: Budget) -> bool:
+        if not self._larger or budget.trials < _FEWEST_FOR_BATCH:
+            return False
+        if self._batch_room(trials, budget.trials) <= 0:
+            return False
+        own = sum(t.stage == "search" for t in trials)
+        by_trials = own >= budget.trials - budget.trials // _BATCH_SHARE
+        # Where time ends the search before the trials do, larger batches get their share of it.
+        by_time = budget.share_spent() >= 1 - 1 / _BATCH_SHARE
+        return by_trials or (by_time and self._batch_room(trials, len(trials) + 1) > 0)
+
+    def _batch_room(self, trials: Sequence[Trial], total: int) -> int:
+        done = sum(t.stage == "batch" for t in trials)
+        return total // _BATCH_SHARE - done if self._larger else 0
+
+    def _batch(self, trials: Sequence[Trial]) -> Next | None:
+        """First each larger batch in turn with the winner's settings, as far as memory goes; then
+        loader settings and batch sizes together, which depend on each other.
+        """
+        winner = best_of(list(trials), "search")
+        assert winner is not None  # the baseline is complete
+        tried = {t.parameters.get("batch_size"): t for t in trials if t.stage == "batch"}
+        possible = self._larger[: self._fitting(tried)]
+        for size in possible:
+            if size not in tried:
+                configuration = self._complete({**winner.parameters, "batch_size": size})
+                if violation(configuration, self._space) is None:
+                    return Next(configuration, "batch", "larger batch")
+        if not any(t.state == "complete" for t in tried.values()):
+            return None
+        return self._next_around(winner, possible, trials)
+
+    def _next_around(
+        self, winner: Trial, possible: Sequence[int], trials: Sequence[Trial]
+    ) -> Next | None:
+        for _ in range(_ATTEMPTS):
+            found = self._sampled("batch", winner.parameters, trials)
+            if found is None or found.configuration["batch_size"] in possible:
+                return found
+            assert found.proposal is not None
+            self._proposer.reject(found.proposal, None)
+        return None
+
+    def _fitting(self, tried: Mapping[Value, Trial]) -> int:
+        """How many of the larger sizes may fit: all below the smallest that ran out of memory."""
+        full = [s for s, t in tried.items() if t.failure == "out_of_memory" and isinstance(s, int)]
+        return sum(size < min(full) for size in self._larger) if full else len(self._larger)
+
+
+def larger_batches(space: ResolvedSpace, batch_size: int) -> list[int]:
+    """The batch sizes of the space above the user's own, ascending; empty where not searched."""
+    parameter = next((p for p in space.parameters if p.target == "batch"), None)
+    if parameter is None:
+        return []
+    if parameter.choices is not None:
+        candidates = [c for c in parameter.choices if isinstance(c, int)]
+    else:
+        assert parameter.range is not None
+        candidates, size = [], batch_size * 2
+        while size <= parameter.range.high:
+            candidates.append(size)
+            size *= 2
+    return sorted(size for size in candidates if size > batch_size)
+
+
+def stage_parameters(space: ResolvedSpace) -> dict[Stage, list[Parameter]]:
+    """What the sampler proposes in each stage."""
+    return {
+        "search": [p for p in space.parameters if p.target != "batch"],
+        "batch": [p for p in space.parameters if p.target in ("batch", "loader")],
+    }

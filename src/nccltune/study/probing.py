@@ -1,0 +1,85 @@
+"""One launch under NCCL's full log tells what the ranks of this machine talk over; kept in a cache
+for the dry run of an equal machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nccltune.errors import StudyError
+from nccltune.launch.protocol import Launcher, Limits
+from nccltune.nccl.values import spell
+from nccltune.study.search import nccl_facts
+from nccltune.study.store import write_text
+from nccltune.study.survey import Survey
+
+
+def fixed_env(survey: Survey) -> dict[str, str]:
+    """Variables that --fix holds: they shape what NCCL does in the probe launch too."""
+    fixed = survey.options.fix.items()
+    return {n: spell(n, v, None) for n, v in fixed if n.isupper() and v is not None}
+
+
+def probe_key(survey: Survey) -> str:
+    """The same where a probe would find the same: machine, ranks, interpreter, site, --fix."""
+    parts = [
+        survey.machine.digest(),
+        survey.task.nproc_per_node,
+        survey.python,
+        sorted((v.name, v.value) for v in survey.site.values()),
+        fixed_env(survey),
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def cached_probe(survey: Survey, cache: Path) -> dict[str, Any] | None:
+    """What the last probe of an equal machine found; None where there was none."""
+    try:
+        found = json.loads((cache / "probes" / f"{probe_key(survey)}.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def probe_machine(survey: Survey, launcher: Launcher, log_dir: Path, cache: Path) -> dict[str, Any]:
+    """Start ranks, run a few collectives, read NCCL's log.
+
+    Raises: StudyError when the ranks fail, with the reason found in their logs.
+    """
+    group = launcher.open(fixed_env(survey), log_dir, probe=True)
+    workload = survey.task.workload
+    message = {"type": "probe", "backend": workload.backend, "device": workload.device}
+    try:
+        outcome = group.request(message, Limits(), _quiet)
+    finally:
+        group.close()
+    if outcome.failure is not None:
+        tail = "\n".join(f"  | {line}" for line in outcome.failure.tail[-8:])
+        raise StudyError(
+            f"ranks cannot talk to each other here ({outcome.failure.kind}): "
+            f"{outcome.failure.message}\n{tail}\nsee {outcome.failure.log}"
+        )
+    facts = nccl_facts(log_dir)
+    if facts is None or not facts["transport"] and survey.task.nproc_per_node > 1:
+        raise StudyError(
+            f"NCCL's log in {log_dir} names no transport between ranks; is NCCL_DEBUG redirected?"
+        )
+    _remember(survey, cache, facts)
+    return facts
+
+
+def _remember(survey: Survey, cache: Path, facts: Mapping[str, Any]) -> None:
+    folder = cache / "probes"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / f"{probe_key(survey)}.json", json.dumps(facts, indent=1))
+    except (OSError, StudyError):
+        return  # only the dry run misses it
+
+
+def _quiet(_message: Mapping[str, Any]) -> None:
+    return

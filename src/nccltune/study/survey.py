@@ -1,0 +1,238 @@
+"""Before anything is started: what is here, what the job's Python can do, what exactly is asked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nccltune.errors import UsageError
+from nccltune.launch.ask import ask_job
+from nccltune.launch.stopping import StopFlag
+from nccltune.machine.facts import Machine, this_machine
+from nccltune.machine.gpus import Gpu, processes, visible_gpus
+from nccltune.nccl.site import SiteVariable, site_variables
+from nccltune.nccl.versions import parse_version
+from nccltune.space import Facts, ResolvedSpace, Selection, load, resolve
+from nccltune.study.definition import Task
+from nccltune.study.options import SearchOptions
+from nccltune.worker.spec import Workload
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The job and the machine, checked. `options` are complete now."""
+
+    options: SearchOptions
+    task: Task
+    machine: Machine
+    gpus: tuple[Gpu, ...]
+    site: Mapping[str, SiteVariable]
+    job: Mapping[str, Any]
+    python: str
+    notes: tuple[str, ...]
+
+
+def survey(
+    options: SearchOptions, worker_path: Path, cache: Path, stop: StopFlag, *, make: bool
+) -> Survey:
+    """Look and ask; starts nothing but one short helper process. `make`: the image files may be
+    made in `cache` if they are wanted and missing.
+
+    Raises: UsageError for whatever cannot work, before anything was written to the study.
+    """
+    environ = dict(os.environ)
+    python = find_python(options.python)
+    visible = visible_gpus(environ) if options.device != "cpu" else ()
+    likely = options.complete("cuda" if visible else "cpu")
+    data, folder = _data(options.data)
+    question = {
+        "model": likely.model,
+        "data": data,
+        "folder": folder,
+        "cache": str(cache),
+        "make": make,
+    }
+    job = ask_job(python, worker_path, question, environ, stop)
+    device, notes = _device(options, visible, job, environ)
+    if device != ("cuda" if visible else "cpu") and options.model is None:
+        job = ask_job(
+            python,
+            worker_path,
+            {**question, "model": options.complete(device).model},
+            environ,
+            stop,
+        )
+    options = options.complete(device)
+    machine, gpus = this_machine(environ, use_gpus=device == "cuda")
+    backend = _backend(options.backend, device, job)
+    ranks = _ranks(options.nproc_per_node, device, len(gpus) or int(job["gpus"]))
+    gpus = gpus[:ranks]
+    machine = replace(machine.with_job(job), **_used(machine, ranks))
+    if device == "cuda" and not options.allow_busy:
+        _refuse_busy(gpus)
+    workers = options.num_workers
+    if workers is None:
+        workers = min(8, max(1, machine.cores // ranks))
+    task = Task(
+        workload=Workload(
+            model=options.model or "",
+            data=data,
+            folder=job["folder"],
+            image_size=options.image_size or 224,
+            precision=options.precision if device == "cuda" or _autocasts(options) else "fp32",
+            channels_last=options.channels_last,
+            cudnn_benchmark=options.cudnn_benchmark,
+            device=device,
+            backend=backend,
+            seed=options.seed,
+        ),
+        nproc_per_node=ranks,
+        batch_size=_whole(options.fix.get("batch_size"), options.batch_size or 64),
+        num_workers=0 if data == "synthetic" else _whole(options.fix.get("num_workers"), workers),
+        python=options.python,
+    )
+    return Survey(options, task, machine, gpus, site_variables(environ), job, python, tuple(notes))
+
+
+def resolve_space(survey: Survey, probe: Mapping[str, Any] | None) -> ResolvedSpace:
+    """The space for this job on this machine; `probe` is what NCCL's log said, if it was asked."""
+    task, options = survey.task, survey.options
+    backend = task.workload.backend
+    name = options.space or ("default" if backend == "nccl" else "cpu")
+    known = probe or {}
+    version = known.get("version") or survey.job["nccl_built"]
+    facts = Facts(
+        backend="nccl" if backend == "nccl" else "gloo",
+        world_size=task.nproc_per_node,
+        probed=probe is not None or backend != "nccl",
+        network=known.get("network"),
+        transports=tuple(known.get("transport") or ()),
+        nccl=parse_version(version) if version and backend == "nccl" else None,
+        site=survey.site,
+        ddp_arguments=frozenset(survey.job["ddp_arguments"]),
+        cpus_per_rank=max(1, survey.machine.cores // task.nproc_per_node),
+        batch_size=task.batch_size,
+        num_workers=task.num_workers,
+        data="custom" if ":" in task.workload.data else task.workload.data,  # type: ignore[arg-type]
+    )
+    selection = Selection(
+        fix=options.fix,
+        only=options.only,
+        exclude=options.exclude,
+        allow_guarded=options.allow_guarded,
+        allow_unsafe=options.allow_unsafe,
+    )
+    return resolve(load(name), facts, selection, name)
+
+
+def find_python(given: str | None) -> str:
+    """The job's interpreter; nccltune's own unless another is named. Raises UsageError."""
+    if given is None:
+        return sys.executable
+    found = shutil.which(given)
+    if found is None:
+        raise UsageError(f"--python {given}: no such program, or it cannot be executed")
+    return os.path.abspath(found)  # not resolved: a venv's python is a link that must stay one
+
+
+def _whole(fixed: object, otherwise: int) -> int:
+    """A baseline value that --fix holds, where it is a number; the space judges the rest."""
+    usable = isinstance(fixed, int) and not isinstance(fixed, bool)
+    return fixed if usable else otherwise  # type: ignore[return-value]
+
+
+def _data(given: str) -> tuple[str, str | None]:
+    """(kind, folder) of --data."""
+    if given in ("images", "synthetic"):
+        return given, None
+    folder = Path(given)
+    if ":" in given and not folder.exists():
+        return given, None
+    if not folder.exists():
+        raise UsageError(
+            f"--data {given}: no such folder; give images, synthetic, a folder with one folder of "
+            "image files for each class, or package.module:factory"
+        )
+    if not folder.is_dir():
+        raise UsageError(f"--data {given}: is a file; a folder of class folders is wanted")
+    return "folder", str(folder.absolute())
+
+
+def _device(
+    options: SearchOptions,
+    visible: Sequence[Gpu],
+    job: Mapping[str, Any],
+    environ: Mapping[str, str],
+) -> tuple[str, list[str]]:
+    usable = bool(job["cuda"]) and int(job["gpus"]) > 0
+    if options.device == "cpu":
+        return "cpu", []
+    if usable:
+        return "cuda", []
+    masked = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible:
+        reason = (
+            f"the driver shows {len(visible)} GPUs, but torch {job['torch']} "
+            f"({'for CUDA ' + job['cuda_version'] if job['cuda_version'] else 'without CUDA'}) of "
+            "the job's Python cannot use them"
+        )
+    elif masked is not None:
+        reason = f"no GPU is left by CUDA_VISIBLE_DEVICES={masked}"
+    else:
+        reason = "this machine shows no NVIDIA GPU"
+    if options.device == "cuda":
+        raise UsageError(f"--device cuda: {reason}; --device cpu runs with gloo on the CPU")
+    return "cpu", [f"{reason}: running on the CPU with gloo"] if visible or masked else []
+
+
+def _backend(given: str, device: str, job: Mapping[str, Any]) -> str:
+    backend = given if given != "auto" else ("nccl" if device == "cuda" else "gloo")
+    if backend == "nccl" and device == "cpu":
+        raise UsageError(
+            "--backend nccl needs GPUs; on the CPU give --backend gloo or leave it out"
+        )
+    if not job[backend]:
+        raise UsageError(f"--backend {backend}: torch {job['torch']} was built without it")
+    return backend
+
+
+def _ranks(given: int | None, device: str, gpus: int) -> int:
+    if device == "cpu":
+        return given or 2
+    if given is not None and given > gpus:
+        raise UsageError(
+            f"--nproc-per-node {given}: more ranks than GPUs ({gpus} visible); NCCL needs a GPU "
+            "for each rank"
+        )
+    return given or gpus
+
+
+def _used(machine: Machine, ranks: int) -> dict[str, Any]:
+    """The machine's GPU facts cut to those that ranks run on."""
+    return {
+        "gpus": machine.gpus[:ranks],
+        "gpu_memory_bytes": machine.gpu_memory_bytes[:ranks],
+        "nvlinks": machine.nvlinks[:ranks],
+    }
+
+
+def _refuse_busy(gpus: Sequence[Gpu]) -> None:
+    busy = processes(gpus)
+    if not busy:
+        return
+    listed = "; ".join(
+        f"GPU {p.gpu}: process {p.pid}{f' ({p.name})' if p.name else ''}" for p in busy[:8]
+    )
+    raise UsageError(
+        f"other processes run on these GPUs ({listed}): measuring beside them is worth little and "
+        "disturbs them; wait, choose free ones with CUDA_VISIBLE_DEVICES, or give --allow-busy"
+    )
+
+
+def _autocasts(options: SearchOptions) -> bool:
+    return options.precision in ("bf16", "fp16")

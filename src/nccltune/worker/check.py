@@ -1,0 +1,132 @@
+"""Known-answer checks: a setting that is fast because the sums are wrong must never win."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from nccltune.worker.job import Job
+from nccltune.worker.ranks import Ranks
+from nccltune.worker.status import WrongResult
+
+_SIZES = (1, 3, 1021, 65_537, 262_147)
+_CHUNK = 1 << 22
+
+
+def check_collectives(job: Job, group: dist.ProcessGroup | None, ranks: Ranks) -> int:
+    """All-reduce, broadcast and all-gather whose results are known exactly, on the job's own group.
+
+    Sizes are small and odd ones and those of the job's gradient buckets, in the parameters' types;
+    matrix products run beside them, as in training.
+
+    Returns: the number of collectives checked.
+    Raises: WrongResult naming collective, type, size, position and both values.
+    """
+    checked = 0
+    for dtype in sorted({p.dtype for p in job.model.parameters()}, key=str):
+        if not dtype.is_floating_point:
+            continue
+        for size in _sizes(job, dtype):
+            _check_all_reduce(size, dtype, job, group, ranks)
+            checked += 1
+        for size in _SIZES[:4]:
+            _check_broadcast_and_gather(size, dtype, job, group, ranks)
+            checked += 2
+    return checked
+
+
+def _sizes(job: Job, dtype: torch.dtype) -> list[int]:
+    buckets = {size // dtype.itemsize for size in job.bucket_bytes()}
+    largest = sorted(buckets)[-3:]
+    return sorted({*_SIZES, *largest, *(size - 1 for size in largest[-1:] if size > 1)})
+
+
+def pattern(
+    rank: int, size: int, world_size: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Integers that depend on rank and position, small enough that sums over all ranks are exact
+    in `dtype` (integers up to 256 are exact in bf16, up to 2048 in fp16, up to 2**24 in fp32).
+    """
+    exact = {torch.bfloat16: 1 << 8, torch.float16: 1 << 11}.get(dtype, 1 << 24)
+    values = max(2, min(8191, exact // world_size))
+    position = torch.arange(size, dtype=torch.int64, device=device)
+    return ((position * 31 + (rank + 1) * (position // 97 + 11)) % values).to(dtype)
+
+
+def _check_all_reduce(
+    size: int, dtype: torch.dtype, job: Job, group: dist.ProcessGroup | None, ranks: Ranks
+) -> None:
+    world_size, device = ranks.world_size, job.device
+    expected = torch.zeros(size, dtype=dtype, device=device)
+    for rank in range(world_size):
+        expected += pattern(rank, size, world_size, dtype, device)
+    data = pattern(ranks.rank, size, world_size, dtype, device)
+    work = dist.all_reduce(data, group=group, async_op=True)
+    _matrix_products(device)
+    if work is not None:
+        work.wait()
+    _compare("all_reduce", data, expected)
+
+
+def _check_broadcast_and_gather(
+    size: int, dtype: torch.dtype, job: Job, group: dist.ProcessGroup | None, ranks: Ranks
+) -> None:
+    world_size, device = ranks.world_size, job.device
+    source = size % world_size
+    data = pattern(ranks.rank, size, world_size, dtype, device)
+    everyone = [torch.zeros_like(data) for _ in range(world_size)]
+    dist.all_gather(everyone, data, group=group)
+    for rank, received in enumerate(everyone):
+        _compare("all_gather", received, pattern(rank, size, world_size, dtype, device))
+    dist.broadcast(data, src=source, group=group)
+    _compare("broadcast", data, pattern(source, size, world_size, dtype, device))
+
+
+def _matrix_products(device: torch.device) -> None:
+    """Arithmetic beside the collective; on a GPU it queues on the compute stream meanwhile."""
+    side = 1024 if device.type == "cuda" else 128
+    a = torch.ones(side, side, device=device)
+    for _ in range(4):
+        a = (a @ a) / side
+
+
+def _compare(collective: str, got: torch.Tensor, wanted: torch.Tensor) -> None:
+    if torch.equal(got, wanted):
+        return
+    position = int((got != wanted).nonzero()[0])
+    raise WrongResult(
+        f"{collective} of {got.numel()} x {str(got.dtype).removeprefix('torch.')} gave "
+        f"{got[position].item()} at position {position}, right is {wanted[position].item()}"
+    )
+
+
+def check_parameters(model: torch.nn.Module, ranks: Ranks) -> None:
+    """DDP keeps parameters bitwise equal on all ranks; if they differ, gradients were not reduced.
+
+    Raises: WrongResult naming the first parameter that differs.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    digests = torch.tensor([_digest(p) for p in model.parameters()], dtype=torch.int64)
+    everyone = ranks.gather_int64(digests)
+    differing = _first_difference(everyone.tolist())
+    if differing is not None:
+        raise WrongResult(f"parameter {names[differing]} is not the same on all ranks")
+
+
+def _first_difference(rows: Sequence[Sequence[int]]) -> int | None:
+    columns: Iterable[tuple[int, ...]] = zip(*rows, strict=True)
+    return next((i for i, column in enumerate(columns) if len(set(column)) > 1), None)
+
+
+def _digest(parameter: torch.Tensor) -> int:
+    """A position-weighted sum over the parameter's bits, modulo 2**64."""
+    data = parameter.detach().contiguous().flatten()
+    bits = data.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[data.itemsize])
+    total = 0
+    for start in range(0, bits.numel(), _CHUNK):
+        part = bits[start : start + _CHUNK].to(torch.int64)
+        weights = torch.arange(start, start + part.numel(), device=part.device) % 65_521 + 1
+        total += int((part * weights).sum())
+    return (total + (1 << 63)) % (1 << 64) - (1 << 63)

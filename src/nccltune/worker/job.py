@@ -1,0 +1,194 @@
+"""The training job that is timed: model, DDP, optimizer, one step. Reads top to bottom."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from nccltune.worker.feed import (
+    Batch,
+    Feed,
+    LoaderFeed,
+    SyntheticFeed,
+    load_object,
+    open_dataset,
+)
+from nccltune.worker.ranks import Ranks, new_group
+from nccltune.worker.spec import Request, Workload
+from nccltune.worker.status import Status
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Communicator:
+    """The process group that gradients travel on. One is alive at a time beside the control group.
+
+    NCCL reads NCCL_ALGO and NCCL_PROTO anew for every communicator, so setting them in the live
+    ranks is enough; limits on CTAs are fields of its configuration.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._before = {name: os.environ.get(name) for name in request.communicator_env}
+        os.environ.update(request.communicator_env)
+        if request.workload.backend == "nccl":
+            options = dist.ProcessGroupNCCL.Options()
+            for name, value in request.communicator_config.items():
+                setattr(options.config, name, value)
+            self.group = new_group("nccl", options)
+        else:
+            self.group = new_group(request.workload.backend)
+
+    def close(self) -> None:
+        dist.destroy_process_group(self.group)
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+class Job:
+    """A model in DDP with its optimizer and its batches. `step()` trains one batch."""
+
+    def __init__(
+        self, request: Request, ranks: Ranks, group: dist.ProcessGroup | None, status: Status
+    ) -> None:
+        self._workload = workload = request.workload
+        self._status = status
+        self._steps = 0
+        self.device = torch.device(workload.device, ranks.local_rank % max(1, _device_count()))
+        if workload.device == "cpu":
+            self.device = torch.device("cpu")
+        _set_precision(workload)
+        torch.manual_seed(workload.seed)  # the same weights on every rank and in every trial
+        dataset = None if workload.data == "synthetic" else open_dataset(workload)
+        model = build_model(workload, dataset).to(self.device)
+        if workload.channels_last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.loss_function = getattr(model, "loss", cross_entropy)
+        self.feed = open_feed(model, dataset, request, ranks, self.device)
+        self.model = DistributedDataParallel(
+            model,
+            device_ids=[self.device.index] if self.device.type == "cuda" else None,
+            process_group=group,
+            **request.ddp,
+        )
+        # A small rate: nothing here is meant to converge, and losses must stay finite.
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4, momentum=0.9)
+        self._scaler = (
+            torch.amp.GradScaler(self.device.type) if workload.precision == "fp16" else None
+        )
+        self.loss: torch.Tensor | None = None
+
+    def step(self, phase: str) -> None:
+        number = self._steps
+        self._status.at(phase, number, "data")
+        inputs, targets = self.feed.next()
+        inputs = inputs.to(self.device, non_blocking=True)
+        targets = targets.to(self.device, non_blocking=True)
+        if self._workload.channels_last and inputs.dim() == 4:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        self._status.at(phase, number, "forward")
+        with self._autocast():
+            loss = self.loss_function(self.model(inputs), targets)
+        self._status.at(phase, number, "backward")
+        self._update(loss)
+        self.loss = loss.detach()
+        self._steps = number + 1
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        dtype = _AUTOCAST.get(self._workload.precision)
+        if dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=dtype)
+
+    def _update(self, loss: torch.Tensor) -> None:
+        if self._scaler is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+        else:
+            self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def bucket_bytes(self) -> list[int]:
+        """Sizes of DDP's gradient buckets, bytes; as rebuilt after the first step if they are."""
+        try:
+            facts = self.model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        except (AttributeError, RuntimeError):
+            return []
+        text = facts.get("rebuilt_bucket_sizes") or facts.get("bucket_sizes") or ""
+        return [int(size) for size in str(text).replace(",", " ").split()]
+
+    def close(self) -> None:
+        self.feed.close()
+
+
+def _device_count() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _set_precision(workload: Workload) -> None:
+    tf32 = workload.precision != "fp32"
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.benchmark = workload.cudnn_benchmark
+
+
+def build_model(workload: Workload, dataset: Any) -> torch.nn.Module:
+    """The model by torchvision's name (with a class for each of the data set's, at least 1000), or
+    what the user's factory returns.
+    """
+    if ":" in workload.model:
+        model: torch.nn.Module = load_object(workload.model)()
+        return model
+    from torchvision import models
+
+    classes = max(1000, len(getattr(dataset, "classes", ())))
+    built: torch.nn.Module = models.get_model(workload.model, weights=None, num_classes=classes)
+    return built
+
+
+def open_feed(
+    model: torch.nn.Module,
+    dataset: Any,
+    request: Request,
+    ranks: Ranks,
+    device: torch.device,
+) -> Feed:
+    if dataset is not None:
+        return LoaderFeed(dataset, request, ranks)
+    make_batch = getattr(model, "make_batch", None)
+    if make_batch is not None:
+        inputs, targets = make_batch(request.batch_size)
+    else:
+        inputs, targets = _image_batch(model, request)
+    return SyntheticFeed((inputs.to(device), targets.to(device)))
+
+
+def _image_batch(model: torch.nn.Module, request: Request) -> Batch:
+    size = request.workload.image_size
+    classes = getattr(model, "num_classes", 1000 if ":" not in request.workload.model else 10)
+    inputs = torch.randn(request.batch_size, 3, size, size)
+    return inputs, torch.randint(0, classes, (request.batch_size,))
+
+
+def cross_entropy(output: Any, targets: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of what classification models return: logits, or logits with auxiliary heads
+    (only the main head counts), or (batch, positions, classes) for token models.
+    """
+    logits = getattr(output, "logits", output)
+    if isinstance(logits, (tuple, list)):
+        logits = logits[0]
+    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))

@@ -1,0 +1,222 @@
+"""One measurement in a live worker group: build, first steps, checks, warm-up, windows."""
+
+from __future__ import annotations
+
+import gc
+import math
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from nccltune.worker.check import check_collectives, check_parameters
+from nccltune.worker.job import Communicator, Job
+from nccltune.worker.ranks import Ranks
+from nccltune.worker.spec import Request
+from nccltune.worker.status import Status
+from nccltune.worker.windows import (
+    QUEUE_TREND,
+    Window,
+    hopeless,
+    is_draining,
+    mean_queue_trend,
+    warmed_up,
+    window_steps,
+)
+
+Announce = Callable[..., None]
+
+
+def measure(request: Request, ranks: Ranks, status: Status, announce: Announce) -> dict[str, Any]:
+    """Measure one configuration and return its result (the same on every rank), as plain JSON."""
+    clock = Clock(announce)
+    clock.start("build")
+    status.at("build")
+    communicator = Communicator(request)
+    job = Job(request, ranks, communicator.group, status)
+    clock.start("first_step")
+    for _ in range(2):  # DDP rebuilds its buckets after the first
+        job.step("first_step")
+    job.synchronize()
+    ranks.gather([])
+    clock.start("check")
+    status.at("check")
+    checked = check_collectives(job, communicator.group, ranks)
+    if job.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(job.device)
+    timer = WindowTimer(request, ranks, job, clock, announce)
+    steady = timer.warm_up()
+    cut = timer.measure()
+    clock.start("verify")
+    status.at("verify")
+    check_parameters(job.model, ranks)
+    result = _result(request, ranks, job, timer, clock, checked, steady, cut)
+    # Not after an error: the group is broken then, and closing a broken communicator can hang.
+    _tear_down(job, communicator)
+    return result
+
+
+def _tear_down(job: Job, communicator: Communicator) -> None:
+    job.close()
+    job.model = None  # type: ignore[assignment]
+    gc.collect()  # the old communicator must be gone before a next one is made
+    communicator.close()
+    if job.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+@dataclass
+class Clock:
+    """How long each phase took, seconds; tells the tuner when a new one begins."""
+
+    announce: Announce
+    seconds: dict[str, float] = field(default_factory=dict)
+    _phase: str | None = None
+    _since: float = 0.0
+
+    def start(self, phase: str) -> None:
+        self.stop()
+        self._phase, self._since = phase, time.monotonic()
+        self.announce("phase", phase=phase)
+
+    def stop(self) -> None:
+        if self._phase is not None:
+            spent = time.monotonic() - self._since
+            self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + spent
+        self._phase = None
+
+
+class WindowTimer:
+    """Runs windows until they are steady, then those that count."""
+
+    def __init__(
+        self, request: Request, ranks: Ranks, job: Job, clock: Clock, announce: Announce
+    ) -> None:
+        self._request, self._ranks, self._job = request, ranks, job
+        self._clock, self._announce = clock, announce
+        self.windows: list[Window] = []
+
+    @property
+    def counting(self) -> list[Window]:
+        return [window for window in self.windows if window.counts]
+
+    def rates(self) -> list[float]:
+        samples = self._request.batch_size * self._ranks.world_size
+        return [samples * window.steps_per_second for window in self.counting]
+
+    def warm_up(self) -> bool:
+        """Returns whether the windows became steady within the limits."""
+        self._clock.start("warmup")
+        settings, feed = self._request.settings, self._job.feed
+        while True:
+            self._run("warmup", warmup=True)
+            if is_draining(self.windows, settings):
+                feed.drain()
+            consumed = int(min(row[0] for row in self._ranks.gather([float(feed.consumed)])))
+            over, steady = warmed_up(self.windows, consumed, feed.buffered, settings)
+            if over:
+                return steady
+
+    def measure(self) -> bool:
+        """Returns whether it was ended early as surely slower than the incumbent."""
+        self._clock.start("measure")
+        settings = self._request.settings
+        most = 2 * settings.windows  # windows that drained the queue are made up for, in bounds
+        for number in range(most):
+            self._run("measure", warmup=False)
+            counting = self.counting
+            spent = sum(window.seconds for window in self.windows if not window.warmup)
+            enough = len(counting) >= settings.windows or (
+                len(counting) >= 2 and spent >= settings.max_measure_seconds
+            )
+            if enough and (mean_queue_trend(counting) >= -QUEUE_TREND or number == most - 1):
+                return False
+            if hopeless(self.rates(), settings):
+                return True
+        if not self.counting:  # nothing better is to be had: what was seen counts, as it is
+            last = self.windows[-settings.windows :]
+            self.windows[-len(last) :] = [replace(window, counts=True) for window in last]
+        return False
+
+    def _run(self, phase: str, *, warmup: bool) -> Window:
+        job, feed = self._job, self._job.feed
+        steps = window_steps(self._step_seconds(), feed.workers, self._request.settings)
+        feed.start_window()
+        began = time.perf_counter()
+        for _ in range(steps):
+            job.step(phase)
+        job.synchronize()
+        seconds = time.perf_counter() - began
+        rows = self._ranks.gather([seconds, *feed.window_stats(seconds)])
+        trends = [row[2] for row in rows]
+        trend = min(trends) if min(trends) < -abs(max(trends)) else max(trends)
+        window = Window(
+            steps=steps,
+            rank_seconds=tuple(row[0] for row in rows),
+            data_wait=max(row[1] for row in rows),
+            queue_trend=round(trend, 4),
+            warmup=warmup,
+            counts=False,
+        )
+        window = replace(window, counts=not warmup and not window.clearly_draining)
+        self.windows.append(window)
+        self._announce("window", window=window.to_dict())
+        return window
+
+    def _step_seconds(self) -> float:
+        """A step's time from the last window; before the first, one step is timed."""
+        if self.windows:
+            return 1 / self.windows[-1].steps_per_second
+        began = time.perf_counter()
+        self._job.step("warmup")
+        self._job.synchronize()
+        return max(row[0] for row in self._ranks.gather([time.perf_counter() - began]))
+
+
+def _result(
+    request: Request,
+    ranks: Ranks,
+    job: Job,
+    timer: WindowTimer,
+    clock: Clock,
+    checked: int,
+    steady: bool,
+    cut: bool,
+) -> dict[str, Any]:
+    clock.stop()
+    loss = math.nan if job.loss is None else float(job.loss)
+    memory = ranks.gather([float(value) for value in _peak_memory(job)])
+    counting = timer.counting
+    steps = sum(window.steps for window in counting)
+    return {
+        "samples_per_second": statistics.median(timer.rates()),
+        "step_seconds": statistics.median([w.seconds / w.steps for w in counting]),
+        "data_wait_share": sum(w.data_wait for w in counting) / sum(w.seconds for w in counting),
+        "steps": steps,
+        "windows": [window.to_dict() for window in timer.windows],
+        "steady": steady and abs(mean_queue_trend(counting)) <= QUEUE_TREND,
+        "queue_trend": round(mean_queue_trend(counting), 4),
+        "cut": cut,
+        "collectives_checked": checked,
+        "parameters": sum(p.numel() for p in job.model.parameters()),
+        "bucket_bytes": job.bucket_bytes(),
+        "peak_memory_bytes": [int(row[0]) for row in memory],
+        "reserved_memory_bytes": [int(row[1]) for row in memory],
+        "loss": loss if math.isfinite(loss) else None,
+        "seconds": {phase: round(spent, 4) for phase, spent in clock.seconds.items()},
+    }
+
+
+def _peak_memory(job: Job) -> tuple[int, int]:
+    """(peak allocated, peak reserved) bytes: of the GPU, or of the process where there is none."""
+    if job.device.type == "cuda":
+        return (
+            torch.cuda.max_memory_allocated(job.device),
+            torch.cuda.max_memory_reserved(job.device),
+        )
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return resident, resident

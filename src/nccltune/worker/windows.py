@@ -1,0 +1,141 @@
+"""Windows of steps, and the pure rules that say when they are steady and when they count.
+
+Every rank sees the same gathered numbers and so takes the same decision without asking.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from nccltune.worker.spec import Settings
+
+QUEUE_TREND = 0.05
+"""A loader queue that shrinks (or grows) by more than this share of the time biases what is seen.
+One window alone tells no better than a round of its workers; several together do."""
+CLEAR_TREND = 0.25
+"""So much in one window is no accident."""
+_TREND_WINDOWS = 5
+_TREND_T = 3.182  # two-sided 95 % point of Student's t with 5 - 2 degrees of freedom
+
+
+@dataclass(frozen=True)
+class Window:
+    """A timed run of steps.
+
+    `rank_seconds` has each rank's time; the slowest counts. `data_wait` is the longest time a rank
+    spent waiting for batches, seconds. `queue_trend` is how much older (+) or younger (-) batches
+    got over the window, as a share of the window: -0.2 means that a fifth of what was consumed had
+    been produced before, so the rate seen is not one that lasts.
+    """
+
+    steps: int
+    rank_seconds: tuple[float, ...]
+    data_wait: float
+    queue_trend: float
+    warmup: bool
+    counts: bool
+
+    @property
+    def seconds(self) -> float:
+        return max(self.rank_seconds)
+
+    @property
+    def steps_per_second(self) -> float:
+        return self.steps / self.seconds
+
+    @property
+    def clearly_draining(self) -> bool:
+        return self.queue_trend < -CLEAR_TREND
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"rank_seconds": [round(s, 6) for s in self.rank_seconds]}
+
+
+def window_steps(step_seconds: float, workers: int, settings: Settings) -> int:
+    """Steps in a window: long enough in time and in steps, and a whole number of rounds of the
+    loader's workers, whose batches arrive in clumps of one from each.
+    """
+    steps = max(settings.window_steps, math.ceil(settings.window_seconds / max(step_seconds, 1e-6)))
+    if workers > 0:
+        rounds = max(2, math.ceil(steps / workers))
+        # Two full rounds of many workers can be long where steps are slow: one has to do there.
+        if rounds * workers * step_seconds > 4 * settings.window_seconds and steps >= workers:
+            rounds = math.ceil(steps / workers)
+        steps = rounds * workers
+    return steps
+
+
+def mean_queue_trend(windows: Sequence[Window]) -> float:
+    """The queue's trend over several windows, weighted by their time."""
+    total = sum(window.seconds for window in windows)
+    return sum(w.queue_trend * w.seconds for w in windows) / total if total else 0.0
+
+
+def is_draining(windows: Sequence[Window], settings: Settings) -> bool:
+    """Whether the last windows live on what the loader had made before."""
+    last = windows[-settings.steady_windows :]
+    several = len(last) == settings.steady_windows
+    return last[-1].clearly_draining or (several and mean_queue_trend(last) < -QUEUE_TREND)
+
+
+def is_steady(windows: Sequence[Window], settings: Settings) -> bool:
+    """Whether the speed has settled: the last windows agree closely, or, on a noisy machine, show
+    no trend; and the loader's queue neither drains nor fills.
+    """
+    last = windows[-settings.steady_windows :]
+    if len(last) < settings.steady_windows or abs(mean_queue_trend(last)) > QUEUE_TREND:
+        return False
+    rates = [window.steps_per_second for window in last]
+    if (max(rates) - min(rates)) / statistics.median(rates) <= settings.steady_spread:
+        return True
+    return trendless([window.steps_per_second for window in windows[-_TREND_WINDOWS:]])
+
+
+def trendless(rates: Sequence[float]) -> bool:
+    """Whether a straight line through five rates has a slope that noise explains (t test of a
+    regression slope, 95 %). False for fewer than five.
+    """
+    if len(rates) < _TREND_WINDOWS:
+        return False
+    fit = statistics.linear_regression(range(len(rates)), rates)
+    residuals = [r - (fit.intercept + fit.slope * i) for i, r in enumerate(rates)]
+    freedom = len(rates) - 2
+    spread = math.sqrt(sum(r * r for r in residuals) / freedom)
+    middle = (len(rates) - 1) / 2
+    error = spread / math.sqrt(sum((i - middle) ** 2 for i in range(len(rates))))
+    return abs(fit.slope) <= _TREND_T * error
+
+
+def warmed_up(
+    windows: Sequence[Window], consumed: int, buffered: int, settings: Settings
+) -> tuple[bool, bool]:
+    """(warm-up is over, it is steady). `consumed` and `buffered` count batches of a rank: the
+    loader's first `buffered` batches were made ahead of time and say nothing about its speed.
+    """
+    if consumed >= buffered and is_steady(windows, settings):
+        return True, True
+    spent = sum(window.seconds for window in windows)
+    too_long = spent >= settings.max_warmup_seconds and len(windows) >= 2
+    over = len(windows) >= settings.max_warmup_windows or too_long
+    return over and consumed >= buffered, False
+
+
+def standard_error_of_median(rates: Sequence[float]) -> float:
+    """Large-sample standard error of a median: sqrt(pi/2) times that of the mean (normal data)."""
+    if len(rates) < 2:
+        return math.inf
+    return math.sqrt(math.pi / 2) * statistics.stdev(rates) / math.sqrt(len(rates))
+
+
+def hopeless(samples_per_second: Sequence[float], settings: Settings) -> bool:
+    """Whether this is surely slower than the incumbent: median + 3 standard errors lies below it by
+    more than the margin.
+    """
+    if settings.cut_below is None or len(samples_per_second) < 2:
+        return False
+    bound = statistics.median(samples_per_second) + 3 * standard_error_of_median(samples_per_second)
+    return bound < settings.cut_below * (1 - settings.cut_margin)

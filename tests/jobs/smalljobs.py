@@ -1,0 +1,128 @@
+"""Small jobs for the tests, used as `--model smalljobs:...` and `--data smalljobs:...`.
+
+Faulty ones fail in one launch only, named by FAULT_LAUNCH (its number), on rank 1.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+
+def tiny() -> nn.Module:
+    """Some thousand parameters, for images of any size, ten classes."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(8 * 16, 10),
+    )
+
+
+class Tokens(nn.Module):
+    """A token model with batches of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 16)
+        self.head = nn.Linear(16, 50)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embedding(tokens))
+
+    def make_batch(self, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = torch.randint(0, 50, (batch_size, 12))
+        return tokens, tokens.roll(-1, dims=1)
+
+
+def fault_is_due() -> bool:
+    launch = os.path.basename(os.environ["NCCLTUNE_LOG_DIR"]).removeprefix("launch-")
+    return (
+        os.environ["RANK"] == "1"
+        and launch.isdigit()
+        and (int(launch) == int(os.environ.get("FAULT_LAUNCH", "-1")))
+    )
+
+
+class Faulty(nn.Module):
+    """Works until its fifth forward pass."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.inner, self.fault, self.calls = tiny(), fault, 0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls == 5 and fault_is_due():
+            globals()[f"_{self.fault}"]()
+        return self.inner(images)
+
+
+def _hang() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    # a child in a session of its own, as a stuck loader worker would be
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    time.sleep(600)
+
+
+def _leave() -> None:
+    os._exit(3)
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _oom() -> None:
+    torch.empty(1 << 60)
+
+
+def _diverge() -> None:
+    """Changes weights on this rank alone, as a lost gradient would."""
+    frame = sys._getframe(1)
+    with torch.no_grad():
+        next(frame.f_locals["self"].parameters()).add_(1.0)
+
+
+def hang() -> nn.Module:
+    return Faulty("hang")
+
+
+def leave() -> nn.Module:
+    return Faulty("leave")
+
+
+def die() -> nn.Module:
+    return Faulty("die")
+
+
+def oom() -> nn.Module:
+    return Faulty("oom")
+
+
+def diverge() -> nn.Module:
+    return Faulty("diverge")
+
+
+class Slow(Dataset):
+    """Every sample takes SLOW_MS milliseconds to make, so the loader's true rate is known."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        time.sleep(float(os.environ.get("SLOW_MS", "5")) / 1000)
+        return torch.zeros(3, 8, 8), index % 10
+
+
+def slow() -> Slow:
+    return Slow()
