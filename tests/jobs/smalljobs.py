@@ -1,6 +1,6 @@
 """Small jobs for the tests, used as `--model smalljobs:...` and `--data smalljobs:...`.
 
-Faulty ones fail in one launch only, named by FAULT_LAUNCH (its number), on rank 1.
+The faulty one fails in one launch only, FAULT_LAUNCH (its number), on rank 1, as FAULT says.
 """
 
 from __future__ import annotations
@@ -93,24 +93,9 @@ def _diverge() -> None:
         next(frame.f_locals["self"].parameters()).add_(1.0)
 
 
-def hang() -> nn.Module:
-    return Faulty("hang")
-
-
-def leave() -> nn.Module:
-    return Faulty("leave")
-
-
-def die() -> nn.Module:
-    return Faulty("die")
-
-
-def oom() -> nn.Module:
-    return Faulty("oom")
-
-
-def diverge() -> nn.Module:
-    return Faulty("diverge")
+def faulty() -> nn.Module:
+    """The fault named by FAULT."""
+    return Faulty(os.environ.get("FAULT", "none"))
 
 
 class Slow(Dataset):

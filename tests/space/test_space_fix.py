@@ -106,10 +106,10 @@ REFUSED_FIXES = [
      "and false, got true"),
     ({"NCCL_ALGO": "Tree"}, {"NCCL_ALGO": "Ring"},
      "--fix NCCL_ALGO=Tree: the site (environment) has set it to Ring, which holds in every "
-     "launch; --unpin NCCL_ALGO would free it"),
+     "launch of a study; change it where it is set"),
     ({"NCCL_ALGO": None}, {"NCCL_ALGO": "Ring"},
      "--fix NCCL_ALGO=null: the site (environment) has set it to Ring, which holds in every "
-     "launch; --unpin NCCL_ALGO would free it"),
+     "launch of a study; change it where it is set"),
     ({"NCCL_NVLS_ENABLE": 2}, {"NCCL_NVLS_ENABLE": "0"},
      "--fix NCCL_NVLS_ENABLE=2: the site (environment) has set it to 0, and nothing may switch "
      "NVLink multicast on again"),

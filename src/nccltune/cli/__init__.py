@@ -9,7 +9,7 @@ import click
 from nccltune import __version__
 from nccltune.cli.search import search
 from nccltune.cli.show import show
-from nccltune.errors import NccltuneError
+from nccltune.errors import Interrupted, NccltuneError
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -36,6 +36,9 @@ def _run() -> int:
     except click.ClickException as error:
         error.show()
         return 2
+    except Interrupted as error:
+        print(f"nccltune: {error}", file=sys.stderr)
+        return error.exit_code
     except NccltuneError as error:
         _complain(str(error))
         return error.exit_code

@@ -14,12 +14,12 @@ from typing import Any
 from nccltune.cli import tables
 from nccltune.cli.reporters import open_reporter
 from nccltune.errors import Interrupted
+from nccltune.launch.environment import DIAGNOSTIC
 from nccltune.launch.leftovers import end_tagged
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.torchrun import TorchrunLauncher
 from nccltune.launch.worker_files import place_worker
-from nccltune.nccl.versions import parse_version
-from nccltune.output import words
+from nccltune.space import ResolvedSpace
 from nccltune.study.budget import Budget
 from nccltune.study.definition import (
     Definition,
@@ -29,11 +29,11 @@ from nccltune.study.definition import (
     refuse_changes,
 )
 from nccltune.study.options import SearchOptions
-from nccltune.study.planner import Planner, stage_parameters
+from nccltune.study.planner import Memory, Planner, stage_parameters
 from nccltune.study.probing import cached_probe, fixed_env, probe_machine
 from nccltune.study.proposals import Proposer
 from nccltune.study.results import Summary, write_results
-from nccltune.study.search import Search
+from nccltune.study.search import Ending, Search
 from nccltune.study.store import (
     Store,
     StudyPaths,
@@ -41,7 +41,7 @@ from nccltune.study.store import (
     read_definition,
     set_aside,
 )
-from nccltune.study.survey import Survey, resolve_space, survey
+from nccltune.study.survey import Survey, nccl_version, resolve_space, survey
 from nccltune.worker.images import image_folder
 from nccltune.worker.spec import Settings
 
@@ -70,6 +70,7 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
         )
         paths = StudyPaths.of(options.studies_dir, name)
         _tell_setting(found)
+        resolve_space(found, None)  # a mistake in the space or in --fix is told before anything
         if dry_run:
             return _dry_run(found, paths, cache, as_json=as_json)
         if options.new:
@@ -79,44 +80,77 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
 
 
 def _search(found: Survey, paths: StudyPaths, cache: Path, stop: StopFlag, *, as_json: bool) -> int:
-    options = found.options
-    resuming = paths.definition.exists()
-    stored = read_definition(paths) if resuming else None
+    """Begin or resume the study and carry it to its end. Called with the study's lock held."""
+    stored = read_definition(paths) if paths.definition.exists() else None
     tag = stored["tag"] if stored else new_tag()
     if leftovers := end_tagged(tag):
         _say(f"ended {leftovers} processes that an earlier run of this study had left")
-    if stored is None:
-        resolve_space(found, None)  # its mistakes cost no launch
     launcher = _launcher(found, paths, tag, stop)
-    probe = stored["probe"] if stored else _probe(found, launcher, paths, cache)
-    space = resolve_space(found, probe)
-    definition = Definition(
-        found.task, space, found.machine, _SAMPLER, options.seed, options.command, probe, tag
-    )
     if stored is not None:
-        stored = refuse_changes(paths, definition)
+        space = resolve_space(found, stored["probe"])
+        refuse_changes(paths, _definition(found, space, stored["probe"], tag))
+        place_worker(paths.worker)
     else:
-        definition = definition.write(paths)
-        stored = definition.to_dict()
+        place_worker(paths.worker)
+        probe = _probe(found, launcher, paths, cache)
+        space = resolve_space(found, probe)
         tables.print_space(space, sys.stderr)
+        stored = _definition(found, space, probe, tag).write(paths).to_dict()
     store = Store(paths)
-    trials, budget = options.trials or 40, None
-    if resuming and store.trials:
-        done = len(store.trials)
+    ending = _measure(found, store, launcher, space, stored["probe"], stop)
+    summary = Summary.of(store, stored)
+    write_results(summary)
+    _tell_ending(ending, found, paths, len(store.trials))
+    if as_json:
+        print(json.dumps({**tables.as_json(summary), "ended": ending}, indent=2))
+    else:
+        tables.print_summary(summary)
+    return 0
+
+
+def _definition(
+    found: Survey, space: ResolvedSpace, probe: dict[str, Any] | None, tag: str
+) -> Definition:
+    return Definition(
+        task=found.task,
+        space=space,
+        machine=found.machine,
+        sampler=_SAMPLER,
+        seed=found.options.seed,
+        command=found.options.command,
+        probe=probe,
+        site={name: v.value for name, v in found.site.items() if name not in DIAGNOSTIC},
+        tag=tag,
+    )
+
+
+def _measure(
+    found: Survey,
+    store: Store,
+    launcher: TorchrunLauncher,
+    space: ResolvedSpace,
+    probe: dict[str, Any] | None,
+    stop: StopFlag,
+) -> Ending | None:
+    """Run the search; returns how it ended, None when the user stopped it."""
+    trials, done = found.options.trials or 40, len(store.trials)
+    if done:
         verb = "is finished" if done >= trials else "goes on"
-        _say(f"study {paths.name} {verb}: {done} of {trials} trials are there")
-    budget = Budget(trials, options.time_budget)
-    interrupted = False
-    ending = "trials"
-    proposer = Proposer(paths.journal, stage_parameters(space), store.trials, options.seed)
+        _say(f"study {store.paths.name} {verb}: {done} of {trials} trials are there")
+    budget = Budget(trials, found.options.time_budget)
+    proposer = Proposer(
+        store.paths.journal, stage_parameters(space), store.trials, found.options.seed
+    )
+    memory = Memory(min(found.machine.gpu_memory_bytes, default=None), store.peak_memory)
+    planner = Planner(space, proposer, found.task.batch_size, memory)
     with open_reporter(store, space, budget) as reporter:
         search = Search(
             store=store,
             launcher=launcher,
-            planner=Planner(space, proposer, found.task.batch_size),
+            planner=planner,
             task=found.task,
             space=space,
-            nccl=_nccl_version(found, probe),
+            nccl=nccl_version(found, probe),
             config_fields=frozenset(found.job["nccl_config_fields"]),
             settings=Settings(),
             budget=budget,
@@ -124,24 +158,12 @@ def _search(found: Survey, paths: StudyPaths, cache: Path, stop: StopFlag, *, as
             stop=stop,
         )
         try:
-            ending = search.run()
+            ending: Ending | None = search.run()
         except Interrupted:
-            interrupted = True
-    for warning in dict.fromkeys(launcher.warnings):
-        _say(f"warning: {warning}")
-    summary = Summary.of(store, stored)
-    write_results(summary)
-    if interrupted:
-        raise Interrupted(
-            f"stopped after {len(store.trials)} of {trials} trials, all saved in {paths.folder}\n"
-            f"go on with: {changes_of(options.command)}"
-        )
-    _tell_ending(ending, trials, budget)
-    if as_json:
-        print(json.dumps({**tables.as_json(summary), "ended": ending}, indent=2))
-    else:
-        tables.print_summary(summary)
-    return 0
+            ending = None
+    for text in dict.fromkeys([*launcher.warnings, *planner.rejected.values()]):
+        _say(f"note: {text}")
+    return ending
 
 
 def _probe(
@@ -156,17 +178,12 @@ def _probe(
     return probe
 
 
-def _nccl_version(found: Survey, probe: dict[str, Any] | None) -> Any:
-    version = (probe or {}).get("version") or found.job["nccl_built"]
-    return parse_version(version) if version else None
-
-
 def _launcher(found: Survey, paths: StudyPaths, tag: str, stop: StopFlag) -> TorchrunLauncher:
     return TorchrunLauncher(
         python=found.python,
         nproc_per_node=found.task.nproc_per_node,
         backend=found.task.workload.backend,
-        worker_path=place_worker(paths.worker.absolute()),
+        worker_path=paths.worker.absolute(),
         base=dict(os.environ),
         site=found.site,
         gpus=found.gpus,
@@ -210,12 +227,19 @@ def _tell_setting(found: Survey) -> None:
         _say(f"set by the site and left alone in every launch: {listed}")
 
 
-def _tell_ending(ending: str, trials: int, budget: Budget) -> None:
-    reasons = {
-        "trials": f"done: {trials} trials",
-        "time": f"the time budget is spent ({words.duration(budget.spent)}): a further trial would "
-        "end after it; the same command goes on",
-        "exhausted": "done: every configuration that is legal here has been measured",
+def _tell_ending(ending: Ending | None, found: Survey, paths: StudyPaths, done: int) -> None:
+    """Raises Interrupted, with the command that goes on, when the user stopped the search."""
+    if ending is None:
+        raise Interrupted(
+            f"stopped after {done} of {found.options.trials} trials, all saved in {paths.folder}\n"
+            f"go on with: {changes_of(found.options.command)}"
+        )
+    reasons: dict[Ending, str] = {
+        "trials": f"done: {done} trials",
+        "time": f"the time budget is spent after {done} of {found.options.trials} trials (a "
+        "further one would end after it); the same command goes on",
+        "exhausted": f"done: every configuration that is legal here has been measured ({done} "
+        "trials)",
     }
     _say(reasons[ending])
 
@@ -230,7 +254,7 @@ def _dry_run(found: Survey, paths: StudyPaths, cache: Path, *, as_json: bool) ->
     else:
         probe, store = cached_probe(found, cache), None
     space = resolve_space(found, None if gloo else probe)
-    launcher = replace_worker(found, paths)
+    launcher = _launcher(found, paths, "TAG", StopFlag())
     plan = launcher.plan(fixed_env(found), paths.launch_logs(0), "127.0.0.1:PORT", "TOKEN", False)
     done = list(store.trials) if store else []
     trials = found.options.trials or 40
@@ -256,21 +280,6 @@ def _dry_run(found: Survey, paths: StudyPaths, cache: Path, *, as_json: bool) ->
         print(f"  {line}")
     print(f"\nstudy {paths.folder}: {len(done)} of {trials} trials done; {forecast}")
     return 0
-
-
-def replace_worker(found: Survey, paths: StudyPaths) -> TorchrunLauncher:
-    """A launcher for the plan alone: no files are placed."""
-    return TorchrunLauncher(
-        python=found.python,
-        nproc_per_node=found.task.nproc_per_node,
-        backend=found.task.workload.backend,
-        worker_path=paths.worker.absolute(),
-        base=dict(os.environ),
-        site=found.site,
-        gpus=found.gpus,
-        tag="TAG",
-        stop=StopFlag(),
-    )
 
 
 def _say(text: str) -> None:

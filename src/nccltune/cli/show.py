@@ -23,21 +23,21 @@ def show(study: str | None, trial: int | None, studies_dir: Path, as_json: bool)
     """Show a study (its name below --studies-dir, or its folder); without one, list all."""
     from nccltune.cli import tables
     from nccltune.errors import UsageError
-    from nccltune.study.results import Summary
-    from nccltune.study.store import StudyPaths, study_names
+    from nccltune.study.results import Summary, read_all
+    from nccltune.study.store import find_study
 
     if study is None:
         if trial is not None:
             raise UsageError("--trial needs the name of a study")
-        summaries = [
-            Summary.read(StudyPaths(studies_dir / name)) for name in study_names(studies_dir)
-        ]
+        summaries, unreadable = read_all(studies_dir)
+        for reason in unreadable:
+            click.echo(f"nccltune: {reason}", err=True)
         if as_json:
             click.echo(json.dumps([tables.as_json(s) for s in summaries], indent=2))
         else:
             tables.print_studies(summaries, studies_dir)
         return
-    summary = Summary.read(_paths(study, studies_dir))
+    summary = Summary.read(find_study(study, studies_dir))
     if trial is None:
         if as_json:
             click.echo(json.dumps(tables.as_json(summary, with_trials=True), indent=2))
@@ -54,16 +54,3 @@ def show(study: str | None, trial: int | None, studies_dir: Path, as_json: bool)
         click.echo(json.dumps(tables.trial_json(summary, summary.trials[trial]), indent=2))
     else:
         tables.print_trial(summary, summary.trials[trial])
-
-
-def _paths(study: str, studies_dir: Path):  # type: ignore[no-untyped-def]
-    from nccltune.errors import UsageError
-    from nccltune.study.store import StudyPaths, study_names
-
-    if (Path(study) / "study.yaml").is_file():
-        return StudyPaths(Path(study))
-    paths = StudyPaths.of(studies_dir, study)
-    if not paths.definition.is_file():
-        known = ", ".join(study_names(studies_dir)) or "none"
-        raise UsageError(f"{study}: no such study in {studies_dir}; there are: {known}")
-    return paths

@@ -97,8 +97,9 @@ class Connection:
 def _message(line: bytes) -> dict[str, Any]:
     try:
         message = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolError(f"not a message: {line[:80]!r}") from error
-    if not isinstance(message, dict) or message.get("v") != PROTOCOL_VERSION:
+    known = isinstance(message, dict) and message.get("v") == PROTOCOL_VERSION
+    if not known or not isinstance(message.get("type"), str):
         raise ProtocolError(f"not a message of protocol {PROTOCOL_VERSION}: {line[:80]!r}")
-    return message
+    return dict(message)

@@ -29,6 +29,8 @@ _PHASES = (
     "check",
     "warmup",
     "measure",
+    "verify",
+    "probe",
 )
 _PARTS = ("", "data", "forward", "backward")
 _TAIL_LINES = 12

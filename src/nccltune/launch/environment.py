@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nccltune.errors import StudyError
-from nccltune.nccl.site import SiteVariable, protects_multicast
+from nccltune.nccl.site import SiteVariable
 
 DIAGNOSTIC = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
 """Set by every launch of ours so that NCCL's log can be read; never part of a result."""
@@ -36,6 +36,4 @@ def launch_environment(
             raise StudyError(
                 f"{name}={value} would override the site's {name}={pinned.value} ({pinned.source})"
             )
-        if pinned is not None and protects_multicast(name, pinned.value) and value != pinned.value:
-            raise StudyError(f"{name} keeps NVLink multicast off here and is never changed")
     return {**base, **added}

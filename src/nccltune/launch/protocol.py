@@ -13,8 +13,6 @@ FailureKind = Literal[
     "nccl_error",
     "wrong_result",
     "crashed",
-    "rejected",
-    "interrupted",
 ]
 
 
@@ -52,7 +50,7 @@ class Limits:
 @dataclass(frozen=True)
 class Outcome:
     """The ranks' result (see `worker.measure`), or the failure; `seconds` by phase of the tuner's
-    own watch, `nccl` what NCCL's log said, `utilization` per cent for each GPU.
+    own watch, `utilization` per cent for each GPU.
     """
 
     result: Mapping[str, Any] | None
@@ -67,8 +65,6 @@ Progress = Callable[[Mapping[str, Any]], None]
 
 class Group(Protocol):
     """A worker group: the rank processes of one launch."""
-
-    launch_seconds: float
 
     @property
     def alive(self) -> bool: ...

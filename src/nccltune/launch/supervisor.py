@@ -43,18 +43,19 @@ def descendants(root: int) -> list[int]:
 
 
 def end_descendants() -> None:
-    """Kill and reap until none is left. A process that forks meanwhile is met in the next round."""
+    """Kill and reap until there is no child left, so no descendant either: orphans become children
+    of the reaper. A look at /proc alone can miss a process that forks away while it is read.
+    """
     while True:
-        living = descendants(os.getpid())
-        for pid in living:
+        for pid in descendants(os.getpid()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
+        try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        if not living:
+        except ChildProcessError:
             return
-        time.sleep(0.005)
+        time.sleep(0.001)
 
 
 def main() -> int:

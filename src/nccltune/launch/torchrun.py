@@ -60,7 +60,7 @@ class TorchrunLauncher:
         if self.backend == "nccl":
             added |= nccl_log_variables(str(log_dir), probe=probe)
         argv = torchrun_argv(self.python, self.nproc_per_node, "nccltune.worker")
-        return LaunchPlan(argv, {**added, **process_env})
+        return LaunchPlan(argv, {**process_env, **added})
 
     def open(
         self, process_env: Mapping[str, str], log_dir: Path, *, probe: bool = False
@@ -83,8 +83,6 @@ class TorchrunGroup:
     ) -> None:
         self._launcher, self._log_dir, self._connection = launcher, log_dir, connection
         self._memory_before = used_memory(launcher.gpus)
-        self._began = time.monotonic()
-        self.launch_seconds = 0.0
         self._pids: list[int] = []
         self._closed = False
         with (log_dir / "launcher.log").open("wb") as log:
@@ -128,7 +126,6 @@ class TorchrunGroup:
             self._launcher.stop.check()
             if self._connection.accept(_POLL_SECONDS):
                 self._pids = [int(pid) for pid in self._connection.hello["pids"]]
-                self.launch_seconds = time.monotonic() - self._began
                 watch.begin("build")
                 return True
         return False

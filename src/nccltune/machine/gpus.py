@@ -62,7 +62,7 @@ def select(gpus: Sequence[Gpu], chosen: str) -> tuple[Gpu, ...]:
     """
     found: list[Gpu] = []
     for token in (part.strip() for part in chosen.split(",")):
-        if token.isdigit() and int(token) < len(gpus):
+        if len(token) < 10 and token.isascii() and token.isdigit() and int(token) < len(gpus):
             match = gpus[int(token)]
         else:
             named = [gpu for gpu in gpus if token.startswith("GPU-") and gpu.uuid.startswith(token)]

@@ -65,6 +65,8 @@ def refusal(
         return f"{name}: an empty value is not the same as unset; leave the variable out instead"
     if not name.startswith("NCCL_") or name in FOREIGN:
         return None
+    if name.startswith("NCCL_DEBUG"):
+        return f"{name}: every launch of ours sets it, so that NCCL's log can be read"
     variable = catalog.lookup(name)
     if variable is None:
         return _unknown(name)

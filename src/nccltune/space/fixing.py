@@ -133,4 +133,4 @@ def _conflict(pinned: SiteVariable) -> str:
     held = f"the site ({pinned.source}) has set it to {show(pinned.value)}"
     if site.protects_multicast(pinned.name, pinned.value):
         return f"{held}, and nothing may switch NVLink multicast on again"
-    return f"{held}, which holds in every launch; --unpin {pinned.name} would free it"
+    return f"{held}, which holds in every launch of a study; change it where it is set"

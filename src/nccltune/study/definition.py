@@ -53,6 +53,8 @@ class Definition:
     seed: int
     command: tuple[str, ...]
     probe: Mapping[str, Any] | None
+    site: Mapping[str, str]
+    """The site's variables: they hold in every launch, so other ones make another study."""
     tag: str = ""
     created: str = ""
 
@@ -65,6 +67,7 @@ class Definition:
             "sampler": self.sampler,
             "seed": self.seed,
             "machine": self.machine.to_dict(),
+            "site": dict(self.site),
             "probe": None if self.probe is None else dict(self.probe),
             "space": self.space.to_dict(),
             "tag": self.tag,
@@ -111,6 +114,7 @@ def differences(stored: Mapping[str, Any], wanted: Definition) -> Iterator[str]:
     for name in ("sampler", "seed"):
         if stored[name] != new[name]:
             yield f"{name}: {stored[name]} in the study, {new[name]} asked for"
+    yield from _compare("site", stored["site"], new["site"])
     old_machine = Machine.from_dict(stored["machine"]).comparable()
     yield from _compare("machine", old_machine, wanted.machine.comparable())
     old_space = ResolvedSpace.from_dict(stored["space"])

@@ -53,7 +53,7 @@ class SearchOptions:
             self,
             model=self.model or ("resnet18" if small else "resnet50"),
             trials=self.trials or (12 if small else 40),
-            time_budget=self.time_budget or (240.0 if small else None),
+            time_budget=self.time_budget or (240.0 if small and not self.trials else None),
             batch_size=self.batch_size or (8 if small else 64),
             image_size=self.image_size or (64 if small else 224),
         )
@@ -83,17 +83,17 @@ def parse_fix(assignments: tuple[str, ...]) -> dict[str, Value]:
             raise UsageError(f"--fix {assignment}: write it as NAME=VALUE")
         if name in fixed:
             raise UsageError(f"--fix {name}: given twice")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            value = text
-        fixed[name] = value if isinstance(value, (bool, int, float, str)) else _plain(name, text)
+        fixed[name] = _value(name, text)
     return fixed
 
 
-def _plain(name: str, text: str) -> Value:
-    if text.strip() in ("null", "~", "unset"):
-        return None
+def _value(name: str, text: str) -> Value:
     if not text.strip():
         raise UsageError(f"--fix {name}=: needs a value; write {name}=null for unset")
-    return text
+    if text.strip() in ("null", "~", "unset"):
+        return None
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    return value if isinstance(value, (bool, int, float, str)) else text  # a list, a date

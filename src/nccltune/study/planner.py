@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nccltune.space import Parameter, ResolvedSpace, Value, canonical, key, violation
@@ -25,14 +25,27 @@ class Next:
     proposal: Proposal | None = None
 
 
+@dataclass(frozen=True)
+class Memory:
+    """What a rank may use (bytes; None: no limit known), and what a trial's fullest rank used."""
+
+    available: int | None
+    peak: Callable[[Trial], int | None]
+
+
 class Planner:
     """Pure in the records: the same trials lead to the same next step, resumed or not, but for the
     sampler's draws.
     """
 
-    def __init__(self, space: ResolvedSpace, proposer: Proposer, batch_size: int) -> None:
+    def __init__(
+        self, space: ResolvedSpace, proposer: Proposer, batch_size: int, memory: Memory
+    ) -> None:
         self._space, self._proposer, self._batch_size = space, proposer, batch_size
+        self._memory = memory
         self._larger = larger_batches(space, batch_size)
+        self.rejected: dict[int, str] = {}
+        """Batch sizes that are not tried, and why."""
 
     def next(self, trials: Sequence[Trial], budget: Budget) -> Next | None:
         """None when nothing new can be proposed."""
@@ -105,7 +118,7 @@ class Planner:
         winner = best_of(list(trials), "search")
         assert winner is not None  # the baseline is complete
         tried = {t.parameters.get("batch_size"): t for t in trials if t.stage == "batch"}
-        possible = self._larger[: self._fitting(tried)]
+        possible = self._fitting(winner, tried)
         for size in possible:
             if size not in tried:
                 configuration = self._complete({**winner.parameters, "batch_size": size})
@@ -126,10 +139,37 @@ class Planner:
             self._proposer.reject(found.proposal, None)
         return None
 
-    def _fitting(self, tried: Mapping[Value, Trial]) -> int:
-        """How many of the larger sizes may fit: all below the smallest that ran out of memory."""
+    def _fitting(self, winner: Trial, tried: Mapping[Value, Trial]) -> list[int]:
+        """The larger sizes that may fit: below the smallest that ran out of memory, and not
+        foreseen to need more than there is.
+        """
         full = [s for s, t in tried.items() if t.failure == "out_of_memory" and isinstance(s, int)]
-        return sum(size < min(full) for size in self._larger) if full else len(self._larger)
+        below = [size for size in self._larger if not full or size < min(full)]
+        points = {self._batch_size: self._memory.peak(winner)}
+        points |= {s: self._memory.peak(t) for s, t in tried.items() if isinstance(s, int)}
+        measured = {size: peak for size, peak in points.items() if peak is not None}
+        fitting = []
+        for size in below:
+            needed = foreseen_memory(measured, size)
+            if size in tried or not self._memory.available or needed <= self._memory.available:
+                fitting.append(size)
+            else:
+                self.rejected[size] = (
+                    f"batch size {size} is not tried: it would need about {needed / 2**30:.0f} GiB "
+                    f"of a GPU's {self._memory.available / 2**30:.0f} GiB"
+                )
+        return fitting
+
+
+def foreseen_memory(measured: Mapping[int, int], batch_size: int) -> float:
+    """Peak bytes at a batch size, on the line through the two largest that were measured; 0 when
+    two are not known. Activations grow with the batch, everything else stays.
+    """
+    if len(measured) < 2:
+        return 0.0
+    small, large = sorted(measured)[-2:]
+    per_sample = (measured[large] - measured[small]) / (large - small)
+    return measured[large] + per_sample * (batch_size - large)
 
 
 def larger_batches(space: ResolvedSpace, batch_size: int) -> list[int]:

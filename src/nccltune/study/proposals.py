@@ -53,8 +53,12 @@ class Proposer:
             for stage, searched in parameters.items()
         }
         self._seed = seed
-        self._studies = self._open(journal, trials)
-        if not self._agrees(trials):
+        try:
+            self._studies = self._open(journal, trials)
+            agrees = self._agrees(trials)
+        except (ValueError, KeyError, TypeError, AttributeError):  # damaged: ours is the truth
+            agrees = False
+        if not agrees:
             journal.unlink(missing_ok=True)
             self._studies = self._open(journal, trials)
             for trial in trials:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import nccltune
+from nccltune.errors import NccltuneError
 from nccltune.output.best import Best
 from nccltune.output.env_file import env_file
 from nccltune.space import ResolvedSpace, Value, changes, key
 from nccltune.study.records import Measurement, Stage, Trial, best_of
-from nccltune.study.store import Store, StudyPaths, read_definition, write_text
+from nccltune.study.store import Store, StudyPaths, read_definition, study_names, write_text
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,14 @@ class Summary:
         return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
 
     def time_spent(self) -> dict[str, float]:
-        """Seconds of all trials: launching, warming up, measuring, everything else."""
-        spent = {"launching": 0.0, "warming up": 0.0, "measuring": 0.0, "other": 0.0}
+        """Seconds of all trials: launching, warming up, measuring, checking, everything else."""
+        phases = ("launching", "warming up", "measuring", "checking", "other")
+        spent = dict.fromkeys(phases, 0.0)
         names = {
             "start": "launching",
             "close": "launching",
+            "check": "checking",
+            "verify": "checking",
             "build": "warming up",
             "first_step": "warming up",
             "warmup": "warming up",
@@ -92,6 +97,17 @@ class Summary:
             for phase, seconds in measurement.seconds.items():
                 spent[names.get(phase, "other")] += seconds
         return spent
+
+
+def read_all(studies_dir: Path) -> tuple[list[Summary], list[str]]:
+    """The studies below a folder, newest first, and why others cannot be read."""
+    summaries, unreadable = [], []
+    for name in study_names(studies_dir):
+        try:
+            summaries.append(Summary.read(StudyPaths(studies_dir / name)))
+        except NccltuneError as error:
+            unreadable.append(str(error))
+    return summaries, unreadable
 
 
 def write_results(summary: Summary) -> list[str]:
@@ -123,7 +139,7 @@ def _best(summary: Summary, trial: Trial) -> Best:
         ddp=given["ddp"],
         loader=given["loader"],
         batch_size=given["batch_size"],
-        workload=summary.definition["workload"],
+        workload={**summary.definition["workload"], "launcher": "torchrun"},
         verdict=None,
         machine=summary.definition["machine"],
         provenance={

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -11,6 +13,7 @@ from typing import Any, Literal, Protocol
 from packaging.version import Version
 
 from nccltune.errors import StudyError
+from nccltune.launch.environment import DIAGNOSTIC
 from nccltune.launch.protocol import Failure, Launcher, Outcome
 from nccltune.launch.stopping import StopFlag
 from nccltune.nccl.log import merge, parse
@@ -32,7 +35,6 @@ class Reporter(Protocol):
     def trial_begins(self, number: int) -> None: ...
     def progress(self, message: Mapping[str, Any]) -> None: ...
     def trial_ends(self, trial: Trial, failure: Failure | None, log: Path | None) -> None: ...
-    def note(self, text: str) -> None: ...
 
 
 @dataclass
@@ -105,6 +107,10 @@ class Search:
             task=self.task,
         )
 
+    def _public(self, text: str) -> str:
+        """Fit for a record that others may read: no path of this machine, no host name."""
+        return _without(text, self.store.paths.folder.absolute(), os.uname().nodename)
+
     def _request(self, following: Next, given: Effective) -> dict[str, Any]:
         incumbent = best_of(self.store.trials, "search")
         compares = incumbent is not None and following.stage == "search"
@@ -137,7 +143,14 @@ class Search:
             state = "failed"
             log = outcome.failure.log
             relative = None if log is None else self.store.paths.relative(log)
-            failure = asdict(replace(outcome.failure, log=relative))
+            failure = asdict(
+                replace(
+                    outcome.failure,
+                    log=relative,
+                    message=self._public(outcome.failure.message),
+                    tail=tuple(self._public(line) for line in outcome.failure.tail),
+                )
+            )
         elif outcome.result is not None and outcome.result["cut"]:
             state = "pruned"
         return Measurement(
@@ -159,6 +172,10 @@ class Search:
         )
 
 
+def _without(text: str, folder: Path, host: str) -> str:
+    return re.sub(rf"\b{re.escape(host)}\b", "HOST", text.replace(str(folder), "."))
+
+
 def nccl_facts(log_dir: Path) -> dict[str, Any] | None:
     """What NCCL's logs of one launch say, in plain values; None without logs (gloo)."""
     files = sorted(log_dir.glob("nccl.*.log"))
@@ -167,7 +184,7 @@ def nccl_facts(log_dir: Path) -> dict[str, Any] | None:
     log = merge(parse(file.read_text(errors="replace")) for file in files)
     return {
         "version": None if log.version is None else str(log.version),
-        "environment": dict(log.environment),
+        "environment": {n: v for n, v in log.environment.items() if n not in DIAGNOSTIC},
         "config": dict(log.config),
         "transport": list(log.transport),
         "network": log.network,

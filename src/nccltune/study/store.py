@@ -8,11 +8,11 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -115,7 +115,24 @@ def read_definition(paths: StudyPaths) -> dict[str, Any]:
         raise UsageError(f"{paths.definition}: cannot be read: {error}") from error
     if not isinstance(definition, dict) or definition.get("version") != 1:
         raise UsageError(f"{paths.definition}: not a study of version 1")
+    for name, kind in _SECTIONS.items():
+        if not isinstance(definition.get(name), kind):
+            raise UsageError(f"{paths.definition}: {name}: missing or of the wrong kind")
     return definition
+
+
+_SECTIONS: dict[str, type | tuple[type, ...]] = {
+    "created": str,
+    "command": str,
+    "workload": dict,
+    "sampler": str,
+    "seed": int,
+    "machine": dict,
+    "site": dict,
+    "probe": (dict, type(None)),
+    "space": dict,
+    "tag": str,
+}
 
 
 class Store:
@@ -124,8 +141,16 @@ class Store:
     def __init__(self, paths: StudyPaths, *, repair: bool = True) -> None:
         """`repair` finishes what a kill cut off; only under the lock."""
         self.paths = paths
-        self.measurements = [Measurement.from_dict(d) for d in read_lines(paths.measurements)]
-        self.trials = [Trial.from_dict(d) for d in read_lines(paths.trials)]
+        self.measurements = _records(Measurement.from_dict, paths.measurements)
+        self.trials = _records(Trial.from_dict, paths.trials)
+        missing = {i for t in self.trials for i in t.measurements} - {
+            m.id for m in self.measurements
+        }
+        if missing:
+            raise StudyError(
+                f"{paths.measurements}: lacks {', '.join(sorted(missing))}, which {paths.trials} "
+                f"refers to; {_DAMAGED}"
+            )
         self._finish_cut_trials(write=repair)
 
     def _finish_cut_trials(self, *, write: bool) -> None:
@@ -149,6 +174,11 @@ class Store:
 
     def next_launch(self) -> int:
         return max((m.launch for m in self.measurements), default=-1) + 1
+
+    def peak_memory(self, trial: Trial) -> int | None:
+        """Bytes, of the rank that used most; None when the trial gave no result."""
+        result = self.measurement(trial).result
+        return None if result is None else max(result["peak_memory_bytes"])
 
     def measurement(self, trial: Trial) -> Measurement:
         """The (last) measurement of a trial."""
@@ -175,6 +205,21 @@ class Store:
             os.close(file)
 
 
+_DAMAGED = "restore the file, or start anew with --new (the old folder is kept)"
+
+_Record = TypeVar("_Record")
+
+
+def _records(parse: Callable[[Mapping[str, Any]], _Record], path: Path) -> list[_Record]:
+    found = []
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            found.append(parse(line))
+        except (TypeError, KeyError):
+            raise StudyError(f"{path}: line {number} is not a record of ours; {_DAMAGED}") from None
+    return found
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The records of a file; empty where there is none. A cut last line is not one.
 
@@ -189,10 +234,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         try:
             record = json.loads(line)
         except ValueError:
-            raise StudyError(
-                f"{path}: line {number} is damaged; restore the file, or start anew with --new "
-                "(the old folder is kept)"
-            ) from None
+            raise StudyError(f"{path}: line {number} is damaged; {_DAMAGED}") from None
         records.append(record)
     return records
 
@@ -252,6 +294,20 @@ def set_aside(paths: StudyPaths) -> Path | None:
             paths.folder.rename(target)
             return target
     raise StudyError(f"{paths.folder}: cannot find a free name to move it to")
+
+
+def find_study(study: str, studies_dir: Path) -> StudyPaths:
+    """A study by its folder, or by its name below `studies_dir`.
+
+    Raises: UsageError naming the studies that are there.
+    """
+    if (Path(study) / "study.yaml").is_file():
+        return StudyPaths(Path(study))
+    paths = StudyPaths(studies_dir / study)
+    if os.sep in study or not paths.definition.is_file():
+        known = ", ".join(study_names(studies_dir)) or "none"
+        raise UsageError(f"{study}: no such study in {studies_dir}; there are: {known}")
+    return paths
 
 
 def study_names(studies_dir: Path) -> list[str]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from nccltune.errors import UsageError
 from nccltune.launch.ask import ask_job
 from nccltune.launch.stopping import StopFlag
@@ -105,14 +107,13 @@ def resolve_space(survey: Survey, probe: Mapping[str, Any] | None) -> ResolvedSp
     backend = task.workload.backend
     name = options.space or ("default" if backend == "nccl" else "cpu")
     known = probe or {}
-    version = known.get("version") or survey.job["nccl_built"]
     facts = Facts(
         backend="nccl" if backend == "nccl" else "gloo",
         world_size=task.nproc_per_node,
         probed=probe is not None or backend != "nccl",
         network=known.get("network"),
         transports=tuple(known.get("transport") or ()),
-        nccl=parse_version(version) if version and backend == "nccl" else None,
+        nccl=nccl_version(survey, probe),
         site=survey.site,
         ddp_arguments=frozenset(survey.job["ddp_arguments"]),
         cpus_per_rank=max(1, survey.machine.cores // task.nproc_per_node),
@@ -128,6 +129,14 @@ def resolve_space(survey: Survey, probe: Mapping[str, Any] | None) -> ResolvedSp
         allow_unsafe=options.allow_unsafe,
     )
     return resolve(load(name), facts, selection, name)
+
+
+def nccl_version(survey: Survey, probe: Mapping[str, Any] | None) -> Version | None:
+    """The runtime's, as its log says; the one that torch was built with while nobody has looked."""
+    if survey.task.workload.backend != "nccl":
+        return None
+    version = (probe or {}).get("version") or survey.job["nccl_built"]
+    return parse_version(version) if version else None
 
 
 def find_python(given: str | None) -> str:

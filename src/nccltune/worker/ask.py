@@ -10,6 +10,7 @@ import difflib
 import inspect
 import json
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,8 @@ def _torch_facts() -> dict[str, Any]:
         config = getattr(dist.ProcessGroupNCCL.Options(), "config", None)
         fields = [name for name in dir(config) if not name.startswith("_")]
     try:
-        import torchvision
-
-        vision: str | None = torchvision.__version__
-    except (ImportError, RuntimeError):  # RuntimeError: built for another torch
+        vision: str | None = version("torchvision")  # importing it takes seconds
+    except PackageNotFoundError:
         vision = None
     return {
         "python": sys.version.split()[0],

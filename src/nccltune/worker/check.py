@@ -13,6 +13,7 @@ from nccltune.worker.status import WrongResult
 
 _SIZES = (1, 3, 1021, 65_537, 262_147)
 _CHUNK = 1 << 22
+_PERIOD = 10_007  # prime: data moved by a power of two, as a wrong chunk would be, never fits
 
 
 def check_collectives(job: Job, group: dist.ProcessGroup | None, ranks: Ranks) -> int:
@@ -49,19 +50,28 @@ def pattern(
     """Integers that depend on rank and position, small enough that sums over all ranks are exact
     in `dtype` (integers up to 256 are exact in bf16, up to 2048 in fp16, up to 2**24 in fp32).
     """
+    return _tiled(_period(rank, world_size, dtype, device), size)
+
+
+def _period(rank: int, world_size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     exact = {torch.bfloat16: 1 << 8, torch.float16: 1 << 11}.get(dtype, 1 << 24)
     values = max(2, min(8191, exact // world_size))
-    position = torch.arange(size, dtype=torch.int64, device=device)
+    position = torch.arange(_PERIOD, dtype=torch.int64, device=device)
     return ((position * 31 + (rank + 1) * (position // 97 + 11)) % values).to(dtype)
+
+
+def _tiled(period: torch.Tensor, size: int) -> torch.Tensor:
+    return period.repeat(-(-size // _PERIOD))[:size].clone()
 
 
 def _check_all_reduce(
     size: int, dtype: torch.dtype, job: Job, group: dist.ProcessGroup | None, ranks: Ranks
 ) -> None:
     world_size, device = ranks.world_size, job.device
-    expected = torch.zeros(size, dtype=dtype, device=device)
+    total = torch.zeros(_PERIOD, dtype=dtype, device=device)
     for rank in range(world_size):
-        expected += pattern(rank, size, world_size, dtype, device)
+        total += _period(rank, world_size, dtype, device)
+    expected = _tiled(total, size)
     data = pattern(ranks.rank, size, world_size, dtype, device)
     work = dist.all_reduce(data, group=group, async_op=True)
     _matrix_products(device)

@@ -19,6 +19,8 @@ One window alone tells no better than a round of its workers; several together d
 CLEAR_TREND = 0.25
 """So much in one window is no accident."""
 _TREND_WINDOWS = 5
+_LONG_ROUND = 10.0  # windows; a round of many workers can be long where steps are slow
+_CUT_WINDOWS = 3  # a standard error from two windows says nothing
 _TREND_T = 3.182  # two-sided 95 % point of Student's t with 5 - 2 degrees of freedom
 
 
@@ -56,17 +58,17 @@ class Window:
 
 
 def window_steps(step_seconds: float, workers: int, settings: Settings) -> int:
-    """Steps in a window: long enough in time and in steps, and a whole number of rounds of the
-    loader's workers, whose batches arrive in clumps of one from each.
+    """Steps in a window: long enough in time and in steps, and where that does not make it very
+    long a whole number of rounds of the loader's workers, whose batches arrive in clumps.
     """
     steps = max(settings.window_steps, math.ceil(settings.window_seconds / max(step_seconds, 1e-6)))
-    if workers > 0:
-        rounds = max(2, math.ceil(steps / workers))
-        # Two full rounds of many workers can be long where steps are slow: one has to do there.
-        if rounds * workers * step_seconds > 4 * settings.window_seconds and steps >= workers:
-            rounds = math.ceil(steps / workers)
-        steps = rounds * workers
-    return steps
+    round_seconds = workers * step_seconds
+    if workers == 0 or round_seconds > _LONG_ROUND * settings.window_seconds:
+        return steps
+    rounds = math.ceil(steps / workers)
+    if rounds == 1 and 2 * round_seconds <= _LONG_ROUND / 2 * settings.window_seconds:
+        rounds = 2
+    return rounds * workers
 
 
 def mean_queue_trend(windows: Sequence[Window]) -> float:
@@ -135,7 +137,7 @@ def hopeless(samples_per_second: Sequence[float], settings: Settings) -> bool:
     """Whether this is surely slower than the incumbent: median + 3 standard errors lies below it by
     more than the margin.
     """
-    if settings.cut_below is None or len(samples_per_second) < 2:
+    if settings.cut_below is None or len(samples_per_second) < _CUT_WINDOWS:
         return False
     bound = statistics.median(samples_per_second) + 3 * standard_error_of_median(samples_per_second)
     return bound < settings.cut_below * (1 - settings.cut_margin)

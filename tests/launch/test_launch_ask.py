@@ -1,0 +1,84 @@
+"""Questions to the job's Python, with stand-ins for that Python: no torch is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nccltune.errors import Interrupted, StudyError, UsageError
+from nccltune.launch.ask import ask_job
+from nccltune.launch.stopping import StopFlag
+
+BASE = {"PATH": "/usr/bin:/bin"}
+
+
+def python(folder: Path, body: str) -> str:
+    """A program that is called as Python would be: PROGRAM -m nccltune.worker.ask ASKED ANSWER."""
+    file = folder / "python"
+    file.write_text(f"#!/bin/sh\n{body}\n")
+    file.chmod(0o755)
+    return str(file)
+
+
+def ask(program: str, folder: Path, stop: StopFlag | None = None) -> dict[str, object]:
+    return ask_job(program, folder / "worker", {"model": "m"}, BASE, stop or StopFlag())
+
+
+def test_the_answer_is_what_that_python_wrote(tmp_path: Path) -> None:
+    program = python(
+        tmp_path,
+        'echo noise; echo "{\\"facts\\": {\\"arguments\\": \\"$1 $2\\", \\"asked\\": $(cat "$3"), '
+        '\\"path\\": \\"$PYTHONPATH\\"}, \\"problems\\": []}" > "$4"',
+    )
+    assert ask(program, tmp_path) == {
+        "arguments": "-m nccltune.worker.ask",
+        "asked": {"model": "m"},
+        "path": str(tmp_path / "worker"),
+    }
+
+
+def test_the_users_own_path_comes_after_ours(tmp_path: Path) -> None:
+    program = python(
+        tmp_path, 'echo "{\\"facts\\": {\\"path\\": \\"$PYTHONPATH\\"}, \\"problems\\": []}" > "$4"'
+    )
+    base = {**BASE, "PYTHONPATH": "/my/code:/more"}
+    found = ask_job(program, tmp_path / "w", {}, base, StopFlag())
+    assert found == {"path": f"{tmp_path}/w:/my/code:/more"}
+
+
+def test_problems_are_the_users_to_solve(tmp_path: Path) -> None:
+    program = python(tmp_path, "echo '{\"facts\": {}, \"problems\": [\"one\", \"two\"]}' > \"$4\"")
+    with pytest.raises(UsageError) as caught:
+        ask(program, tmp_path)
+    assert str(caught.value) == "one\ntwo"
+
+
+def test_a_crash_tells_the_last_it_said(tmp_path: Path) -> None:
+    program = python(tmp_path, "for n in 1 2 3 4 5 6 7; do echo line $n; done; exit 3")
+    with pytest.raises(StudyError) as caught:
+        ask(program, tmp_path)
+    assert str(caught.value) == (
+        f"{program} did not answer (exit code 3): line 3\nline 4\nline 5\nline 6\nline 7"
+    )
+
+
+def test_a_silent_end(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match=r"did not answer \(exit code 0\): it printed nothing"):
+        ask(python(tmp_path, "exit 0"), tmp_path)
+
+
+def test_a_program_that_cannot_run(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    with pytest.raises(UsageError) as caught:
+        ask(missing, tmp_path)
+    assert str(caught.value) == (
+        f"--python {missing}: cannot start {missing}: No such file or directory"
+    )
+
+
+def test_asked_to_stop_it_ends_the_helper(tmp_path: Path) -> None:
+    stop = StopFlag()
+    stop.requested = True
+    with pytest.raises(Interrupted):
+        ask(python(tmp_path, f"sleep 600; touch {tmp_path}/late"), tmp_path, stop)

@@ -1,0 +1,129 @@
+"""Faults injected for real: ranks that hang, leave, run out of memory, are killed; the tuner too."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Cli
+
+pytestmark = pytest.mark.ranks
+
+COMMAND = (
+    *("search", "--model", "smalljobs:faulty", "--device", "cpu", "--batch-size", "4"),
+    *("--image-size", "16", "--data", "synthetic", "--space", "cpu", "--study", "faults"),
+)
+
+FAULTS = {
+    "hang": ("timeout", "rank 1"),
+    "leave": ("crashed", "rank 1 ended by itself with exit code 3"),
+    "oom": ("out_of_memory", "allocate"),
+    "die": ("crashed", "rank 1 was ended by SIGKILL"),
+    "diverge": ("wrong_result", "is not the same on all ranks"),
+}
+
+
+def test_a_faulty_rank_is_a_record_and_the_study_goes_on(cli: Cli) -> None:
+    started = cli.run(*COMMAND, "--trials", "1")
+    assert started.returncode == 0, started.stderr
+    for number, (fault, (kind, words)) in enumerate(FAULTS.items(), start=1):
+        run = cli.run(
+            *COMMAND, "--trials", str(number + 1), FAULT=fault, FAULT_LAUNCH=str(number)
+        )
+        assert run.returncode == 0, run.stderr
+        cli.assert_nothing_left()
+        trials = cli.trials("faults")
+        assert len(trials) == number + 1, "a failed trial counts, and none is lost or repeated"
+        assert (trials[-1]["state"], trials[-1]["failure"]) == ("failed", kind), run.stderr
+        line = (cli.study("faults") / "measurements.jsonl").read_text().splitlines()[-1]
+        failure = json.loads(line)["failure"]
+        assert words in failure["message"], failure
+        assert failure["rank"] == 1
+        assert failure["log"] == f"logs/launch-{number:04d}/rank1.log"
+        assert f"trial {number}/{number + 1}  failed: {kind.replace('_', ' ')}" in run.stderr
+    total = len(FAULTS) + 2
+    finished = cli.run(*COMMAND, "--trials", str(total))
+    assert finished.returncode == 0
+    assert len(cli.trials("faults")) == total
+    assert cli.trials("faults")[-1]["state"] in ("complete", "pruned")
+    stack = (cli.study("faults") / "logs/launch-0001/rank1.log").read_text()
+    assert "_hang" in stack, "a silent rank is asked where it is"
+
+
+def _wait_for_measuring(cli: Cli, launch: int) -> None:
+    """Until rank 1 of a launch is among its windows."""
+    status = cli.study("faults") / f"logs/launch-{launch:04d}/rank1.status"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if status.exists() and status.read_text().startswith(("warmup", "measure")):
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"launch {launch} never measured")
+
+
+def test_sigint_saves_everything_and_the_same_command_resumes(cli: Cli) -> None:
+    tuner = cli.start(*COMMAND, "--trials", "3")
+    _wait_for_measuring(cli, launch=1)
+    tuner.send_signal(signal.SIGINT)
+    _, err = tuner.communicate(timeout=30)
+    assert tuner.returncode == 130
+    assert "stopped after 1 of 3 trials" in err
+    assert "go on with: nccltune search --model smalljobs:faulty" in err
+    cli.assert_nothing_left()
+    _resumes_to_three(cli, before=(cli.study("faults") / "trials.jsonl").read_text())
+
+
+def test_sigkill_loses_no_finished_trial(cli: Cli) -> None:
+    tuner = cli.start(*COMMAND, "--trials", "3")
+    _wait_for_measuring(cli, launch=1)
+    tuner.kill()
+    tuner.communicate(timeout=30)
+    cli.assert_nothing_left()
+    records = cli.study("faults") / "trials.jsonl"
+    before = records.read_text()
+    with records.open("a") as file:  # and a line that was cut while being written
+        file.write('{"number":1,"sta')
+    _resumes_to_three(cli, before)
+
+
+def _resumes_to_three(cli: Cli, before: str) -> None:
+    assert len(before.splitlines()) == 1
+    resumed = cli.run(*COMMAND, "--trials", "3")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "goes on: 1 of 3 trials are there" in resumed.stderr
+    after = (cli.study("faults") / "trials.jsonl").read_text()
+    assert after.startswith(before), "the baseline was not measured again"
+    assert [t["number"] for t in cli.trials("faults")] == [0, 1, 2]
+    cli.assert_nothing_left()
+
+
+def test_two_tuners_do_not_share_a_study(cli: Cli) -> None:
+    first = cli.start(*COMMAND, "--trials", "2")
+    _wait_for_measuring(cli, launch=0)
+    second = cli.run(*COMMAND, "--trials", "2")
+    assert second.returncode == 2
+    assert f"process {first.pid} since" in second.stderr
+    first.send_signal(signal.SIGTERM)
+    first.communicate(timeout=30)
+    assert first.returncode == 130
+    cli.assert_nothing_left()
+
+
+def test_a_baseline_that_fails_ends_the_study_with_its_reason(cli: Cli) -> None:
+    run = cli.run(*COMMAND, "--trials", "2", FAULT="leave", FAULT_LAUNCH="0")
+    assert run.returncode == 1
+    assert "the baseline itself failed (crashed): rank 1 ended by itself" in run.stderr
+    assert not (cli.study("faults") / "trials.jsonl").exists()
+    cli.assert_nothing_left()
+
+
+def test_new_keeps_the_old_study(cli: Cli) -> None:
+    assert cli.run(*COMMAND, "--trials", "1").returncode == 0
+    again = cli.run(*COMMAND, "--trials", "1", "--new")
+    assert again.returncode == 0, again.stderr
+    kept = [p for p in (cli.folder / "studies").iterdir() if p.name != "faults"]
+    assert len(kept) == 1 and (kept[0] / "trials.jsonl").exists()
+    assert str(Path("studies") / kept[0].name) in again.stderr

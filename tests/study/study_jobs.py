@@ -1,0 +1,307 @@
+"""Machines, spaces and a launcher without ranks that the tests of studies share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from nccltune.launch.protocol import Failure, Limits, Outcome, Progress
+from nccltune.launch.stopping import StopFlag
+from nccltune.machine.facts import Machine
+from nccltune.space import Facts, ResolvedSpace, Selection, Space, resolve
+from nccltune.study.budget import Budget
+from nccltune.study.definition import Definition, Task
+from nccltune.study.planner import Memory, Planner, stage_parameters
+from nccltune.study.proposals import Proposer
+from nccltune.study.records import Measurement, Trial
+from nccltune.study.search import Search
+from nccltune.study.store import Store, StudyPaths, locked
+from nccltune.worker.spec import Settings, Workload
+
+NCCL = Version("2.28.9")
+FACTS = Facts(
+    backend="nccl",
+    world_size=2,
+    probed=True,
+    transports=("P2P",),
+    nccl=NCCL,
+    cpus_per_rank=8,
+    batch_size=64,
+    num_workers=2,
+)
+GLOO = Facts(backend="gloo", world_size=2, probed=True, cpus_per_rank=2, batch_size=8)
+
+MACHINE = Machine(
+    cpu="Some CPU",
+    cores=16,
+    memory_bytes=64 << 30,
+    gpus=("NVIDIA H200", "NVIDIA H200"),
+    gpu_memory_bytes=(141 << 30, 141 << 30),
+    nvlinks=(18, 18),
+    driver="570.1",
+    torch="2.9.0",
+    cuda="12.8",
+    nccl="2.27.5",
+)
+
+WORKLOAD = Workload(
+    model="resnet50",
+    data="images",
+    folder="/somewhere/images",
+    image_size=224,
+    precision="tf32",
+    channels_last=False,
+    cudnn_benchmark=True,
+    device="cuda",
+    backend="nccl",
+    seed=0,
+)
+TASK = Task(workload=WORKLOAD, nproc_per_node=2, batch_size=64, num_workers=2, python=None)
+
+ENV = {"target": "env", "default": None}
+DDP = {"target": "ddp", "default": None}
+PARAMETERS: dict[str, Any] = {
+    "NCCL_ALGO": {**ENV, "choices": [None, "Ring", "Tree"]},
+    "NCCL_BUFFSIZE": {**ENV, "choices": [None, 1048576, 8388608]},
+    "NCCL_MIN_CTAS": {**ENV, "choices": [None, 4, 16, 32]},
+    "NCCL_MAX_CTAS": {**ENV, "choices": [None, 4, 16, 32]},
+    "bucket_cap_mb": {**DDP, "choices": [None, 10, 50, 100]},
+    "batch_size": {"target": "batch", "choices": [32, 64, 128, 256, 512], "default": None},
+    "num_workers": {"target": "loader", "range": {"low": 0, "high": 8}, "default": None},
+}
+PRESETS: list[dict[str, Any]] = [
+    {"name": "buckets", "source": "a/b#1", "values": {"bucket_cap_mb": 100}},
+    {"name": "ring", "source": "a/b#2", "values": {"NCCL_ALGO": "Ring"}},
+]
+
+
+def space_of(
+    parameters: Mapping[str, Any] = PARAMETERS,
+    facts: Facts = FACTS,
+    *,
+    presets: Any = (),
+    constraints: Any = None,
+    **selection: Any,
+) -> ResolvedSpace:
+    document = {"version": 1, "parameters": dict(parameters), "presets": list(presets)}
+    if constraints is not None:
+        document["constraints"] = constraints
+    return resolve(Space.model_validate(document), facts, Selection(**selection), "a.yaml")
+
+
+def result(value: float, *, cut: bool = False) -> dict[str, Any]:
+    """What ranks report, with windows of one second."""
+    window = {
+        "steps": 10,
+        "rank_seconds": [0.9, 1.0],
+        "data_wait": 0.1,
+        "queue_trend": 0.0,
+        "warmup": False,
+        "counts": True,
+    }
+    return {
+        "samples_per_second": value,
+        "step_seconds": 0.1,
+        "data_wait_share": 0.1,
+        "steps": 20,
+        "windows": [window, window],
+        "steady": True,
+        "queue_trend": 0.0,
+        "cut": cut,
+        "collectives_checked": 12,
+        "parameters": 25_557_032,
+        "bucket_bytes": [1 << 20, 25 << 20],
+        "peak_memory_bytes": [3 << 30, 3 << 30],
+        "reserved_memory_bytes": [4 << 30, 4 << 30],
+        "loss": 6.9,
+        "seconds": {"build": 2.0, "first_step": 3.0, "check": 1.0, "warmup": 2.0, "measure": 2.0},
+    }
+
+
+def measurement(number: int, value: float | None = 100.0, **changes: Any) -> Measurement:
+    """A record as the search makes one; without a value it failed for want of memory."""
+    failure = {
+        "kind": "out_of_memory",
+        "message": "CUDA out of memory",
+        "rank": 1,
+        "log": f"logs/launch-{number:04d}/rank1.log",
+        "tail": ["Traceback", "torch.OutOfMemoryError: CUDA out of memory"],
+    }
+    whole = Measurement(
+        id=f"m{number:04d}",
+        launch=number,
+        purpose="search",
+        trial=number,
+        stage="search",
+        origin="sampler" if number else "baseline",
+        configuration={},
+        effective={"env": {}, "ddp": {}, "loader": {"num_workers": 2}, "batch_size": 64},
+        state="failed" if value is None else "complete",
+        value=value,
+        result=None if value is None else result(value),
+        failure=failure if value is None else None,
+        nccl=None,
+        utilization=(90.0, 80.0),
+        seconds={"start": 8.0, "build": 2.0, "measure": 2.0, "close": 0.5},
+    )
+    return replace(whole, **changes)
+
+
+def definition(space: ResolvedSpace, **changes: Any) -> Definition:
+    whole = Definition(
+        task=TASK,
+        space=space,
+        machine=MACHINE,
+        sampler="tpe",
+        seed=0,
+        command=("nccltune", "search", "--trials", "12"),
+        probe={"version": "2.28.9", "transport": ["P2P"], "network": None},
+        site={"NCCL_SOCKET_IFNAME": "eth0"},
+    )
+    return replace(whole, **changes)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a launch was asked to measure."""
+
+    env: Mapping[str, str]
+    ddp: Mapping[str, Any]
+    loader: Mapping[str, Any]
+    batch_size: int
+    message: Mapping[str, Any]
+    limits: Limits
+
+
+Speed = Callable[[Asked], "float | Failure"]
+"""Samples/s of what is asked, or its failure. It may raise, as when the user interrupts."""
+
+
+@dataclass
+class FormulaGroup:
+    launcher: FormulaLauncher
+    env: Mapping[str, str]
+    alive: bool = True
+
+    def request(self, message: Mapping[str, Any], limits: Limits, progress: Progress) -> Outcome:
+        progress({"type": "phase", "phase": "measure"})
+        env = {**self.env, **message["communicator_env"]}
+        env |= {f"config.{k}": str(v) for k, v in message["communicator_config"].items()}
+        asked = Asked(
+            env, message["ddp"], message["loader"], message["batch_size"], message, limits
+        )
+        self.launcher.asked.append(asked)
+        answer = self.launcher.speed(asked)
+        if isinstance(answer, Failure):
+            return Outcome(None, answer, self.launcher.seconds)
+        cut = (message["settings"]["cut_below"] or 0) * 0.5 > answer
+        return Outcome(result(answer, cut=cut), None, self.launcher.seconds, (90.0, 80.0))
+
+    def close(self) -> None:
+        assert self.alive, "closed twice"
+        self.alive = False
+        self.launcher.closed += 1
+
+
+@dataclass
+class FormulaLauncher:
+    """Worker groups whose speed is a formula: no processes, the same contract."""
+
+    speed: Speed
+    seconds: Mapping[str, float] = field(default_factory=lambda: {"start": 1.0, "measure": 2.0})
+    asked: list[Asked] = field(default_factory=list)
+    opened: int = 0
+    closed: int = 0
+
+    def open(
+        self, process_env: Mapping[str, str], log_dir: Path, *, probe: bool = False
+    ) -> FormulaGroup:
+        self.opened += 1
+        return FormulaGroup(self, process_env)
+
+
+@dataclass
+class Listener:
+    """A reporter that remembers."""
+
+    begun: list[int] = field(default_factory=list)
+    ended: list[Trial] = field(default_factory=list)
+    failures: list[Failure | None] = field(default_factory=list)
+    logs: list[Path | None] = field(default_factory=list)
+    messages: int = 0
+
+    def trial_begins(self, number: int) -> None:
+        self.begun.append(number)
+
+    def progress(self, message: Mapping[str, Any]) -> None:
+        self.messages += 1
+
+    def trial_ends(self, trial: Trial, failure: Failure | None, log: Path | None) -> None:
+        self.ended.append(trial)
+        self.failures.append(failure)
+        self.logs.append(log)
+
+
+UNLIMITED = Memory(None, lambda _trial: None)
+
+
+def planner_of(
+    paths: StudyPaths,
+    space: ResolvedSpace,
+    trials: list[Trial],
+    seed: int = 0,
+    memory: Memory = UNLIMITED,
+) -> Planner:
+    proposer = Proposer(paths.journal, stage_parameters(space), trials, seed)
+    return Planner(space, proposer, TASK.batch_size, memory)
+
+
+def search_in(
+    paths: StudyPaths,
+    launcher: FormulaLauncher,
+    space: ResolvedSpace,
+    trials: int,
+    *,
+    seconds: float | None = None,
+    listener: Listener | None = None,
+    stop: StopFlag | None = None,
+    seed: int = 0,
+) -> Search:
+    """A search on what the folder holds, as the command makes one. Hold the lock meanwhile."""
+    store = Store(paths)
+    return Search(
+        store=store,
+        launcher=launcher,
+        planner=planner_of(paths, space, store.trials, seed, Memory(None, store.peak_memory)),
+        task=TASK,
+        space=space,
+        nccl=NCCL,
+        config_fields=frozenset({"min_ctas", "max_ctas"}),
+        settings=Settings(),
+        budget=Budget(trials, seconds),
+        reporter=listener or Listener(),
+        stop=stop or StopFlag(),
+    )
+
+
+def run_study(
+    folder: Path, speed: Speed, space: ResolvedSpace, trials: int, seed: int = 0
+) -> StudyPaths:
+    """A whole recorded study in `folder`."""
+    paths = StudyPaths(folder)
+    with locked(paths):
+        definition(space, seed=seed).write(paths)
+        search_in(paths, FormulaLauncher(speed), space, trials, seed=seed).run()
+    return paths
+
+
+def favours_buckets(asked: Asked) -> float:
+    """100 samples/s; +20 with buckets of 50 MiB, +10 with Ring, and more with larger batches."""
+    speed = 100.0
+    speed += 20 if asked.ddp.get("bucket_cap_mb") == 50 else 0
+    speed += 10 if "ring" in asked.env.get("NCCL_ALGO", "") else 0
+    return speed * (asked.batch_size / 64) ** 0.5

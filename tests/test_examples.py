@@ -1,0 +1,115 @@
+"""The examples as a user runs them: real torchrun, two ranks on the CPU."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from nccltune.output.best import Best
+from nccltune.output.env_file import env_file
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+TRAIN = EXAMPLES / "train_ddp.py"
+VARIABLES = {"NCCL_ALGO": "ring,tree;allreduce:ring"}  # gloo does not look at it
+SMALL = ("--device=cpu", "--image-size=32", "--steps=3", "--samples=64", "--num-workers=0")
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """A folder with the two files of a result, in a place with a space in its name."""
+    folder = tmp_path / "a study"
+    folder.mkdir()
+    best = Best(
+        env=VARIABLES,
+        ddp={"bucket_cap_mb": 5, "gradient_as_bucket_view": True},
+        loader={
+            "num_workers": 1,
+            "pin_memory": False,
+            "persistent_workers": True,
+            "prefetch_factor": 4,
+        },
+        batch_size=3,
+        workload={},
+        verdict=None,
+        machine={},
+        provenance={},
+    )
+    (folder / "best.yaml").write_text(best.to_yaml())
+    (folder / "best.env").write_text(env_file(VARIABLES, ["made by a test"]))
+    return folder
+
+
+def run(*command: str | Path, env: Mapping[str, str] | None = None) -> tuple[str, str]:
+    """(stdout, stderr) of a command that succeeds."""
+    site = os.environ.items()
+    base = {name: value for name, value in site if not name.startswith("NCCL_")}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{base.get('PATH', '')}"
+    done = subprocess.run(
+        [str(part) for part in command],
+        env={**base, "PATH": path, "OMP_NUM_THREADS": "1", **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def torchrun(*arguments: str | Path, env: Mapping[str, str] | None = None) -> tuple[str, str]:
+    start = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    return run(*start, TRAIN, *SMALL, *arguments, env=env)
+
+
+def loss_of(output: str) -> float:
+    found = re.search(r"^epoch 0: 3 steps, loss (\S+), \S+ samples/s$", output, re.M)
+    assert found is not None, output
+    return float(found[1])
+
+
+@pytest.mark.ranks
+def test_training_needs_no_nccltune(tmp_path: Path) -> None:
+    (tmp_path / "nccltune.py").write_text("raise ImportError('not installed')\n")
+
+    output, _ = torchrun("--batch-size=2", env={"PYTHONPATH": str(tmp_path)})
+
+    assert 0 < loss_of(output) < 100
+
+
+@pytest.mark.ranks
+def test_a_result_that_was_not_sourced_is_told(study: Path) -> None:
+    output, errors = torchrun("--best", study / "best.yaml")
+
+    assert 0 < loss_of(output) < 100
+    told = f"not as in {study}/best.yaml: NCCL_ALGO; source best.env first"
+    assert errors.splitlines().count(told) == 1
+
+
+@pytest.mark.ranks
+def test_the_shell_script_applies_all_of_a_result(study: Path) -> None:
+    # 12 images are two batches of 3 a rank, and not three steps of any batch of 64.
+    options = [*SMALL, "--samples=12", "--batch-size=64"]
+
+    output, errors = run(
+        "sh", EXAMPLES / "use_best.sh", study, *options, env={"NPROC_PER_NODE": "2"}
+    )
+
+    assert re.search(r"^epoch 0: 2 steps, ", output, re.M), output
+    assert "not as in" not in errors
+
+
+def test_the_shell_script_says_how_it_is_used() -> None:
+    done = subprocess.run(["sh", EXAMPLES / "use_best.sh"], capture_output=True, text=True)
+
+    assert done.returncode == 2
+    assert "STUDY" in done.stderr
+
+
+@pytest.mark.parametrize(("shell", "name"), [("sh", "use_best.sh"), ("bash", "job.sbatch")])
+def test_shell_files_parse(shell: str, name: str) -> None:
+    run(shell, "-n", EXAMPLES / name)
