@@ -48,7 +48,7 @@ def test_the_users_own_path_comes_after_ours(tmp_path: Path) -> None:
 
 
 def test_problems_are_the_users_to_solve(tmp_path: Path) -> None:
-    program = python(tmp_path, "echo '{\"facts\": {}, \"problems\": [\"one\", \"two\"]}' > \"$4\"")
+    program = python(tmp_path, 'echo \'{"facts": {}, "problems": ["one", "two"]}\' > "$4"')
     with pytest.raises(UsageError) as caught:
         ask(program, tmp_path)
     assert str(caught.value) == "one\ntwo"

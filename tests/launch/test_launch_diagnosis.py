@@ -144,9 +144,7 @@ def test_nccls_own_warning_is_appended(tmp_path: Path) -> None:
         "box:11:11 [1] misc/socket.cc:50 NCCL WARN socketStart: no interface eth9\n"
         "box:11:11 [1] NCCL WARN another\n"
     )
-    assert ended(tmp_path, [0], 1).message == (
-        f"{message} [NCCL: socketStart: no interface eth9]"
-    )
+    assert ended(tmp_path, [0], 1).message == (f"{message} [NCCL: socketStart: no interface eth9]")
 
 
 def test_nccls_warnings_do_not_explain_other_failures(tmp_path: Path) -> None:

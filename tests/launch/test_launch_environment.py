@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from nccltune.errors import StudyError
 from nccltune.launch.environment import DIAGNOSTIC, launch_environment, nccl_log_variables
 from nccltune.launch.plan import LaunchPlan, torchrun_argv
+from nccltune.launch.stopping import StopFlag
+from nccltune.launch.torchrun import TorchrunLauncher
 from nccltune.nccl.site import SiteVariable, site_variables
 
 BASE = {"PATH": "/bin", "NCCL_SOCKET_IFNAME": "eth0", "NCCL_NVLS_ENABLE": "0"}
@@ -83,3 +87,46 @@ def test_a_plan_reads_as_one_would_type_it() -> None:
         "'/my py/python' -m torch.distributed.run --standalone --nnodes=1 --nproc-per-node=2 "
         "--max-restarts=0 --monitor-interval=0.1 -m nccltune.worker",
     ]
+
+
+def planned(backend: str, process_env: dict[str, str], **base: str) -> LaunchPlan:
+    launcher = TorchrunLauncher(
+        python="/opt/python",
+        nproc_per_node=2,
+        backend=backend,
+        worker_path=Path("/study/worker"),
+        base=base,
+        site={},
+        gpus=(),
+        tag="abc",
+        stop=StopFlag(),
+    )
+    return launcher.plan(process_env, Path("/study/logs"), "127.0.0.1:9", "secret", False)
+
+
+def test_what_a_launch_adds() -> None:
+    plan = planned("gloo", {"OMP_NUM_THREADS": "4"})
+    assert plan.added == {
+        "OMP_NUM_THREADS": "4",
+        "PYTHONPATH": "/study/worker",
+        "PYTHONUNBUFFERED": "1",
+        "NCCLTUNE_ADDRESS": "127.0.0.1:9",
+        "NCCLTUNE_TOKEN": "secret",
+        "NCCLTUNE_LOG_DIR": "/study/logs",
+        "NCCLTUNE_TAG": "abc",
+    }
+    assert plan.argv[0] == "/opt/python"
+    assert "secret" not in " ".join(plan.argv)  # a command line can be read by all
+
+
+def test_with_nccl_its_log_is_added_and_a_trial_cannot_turn_it_off() -> None:
+    plan = planned("nccl", {"NCCL_DEBUG": "WARN", "NCCL_ALGO": "Ring"})
+    assert plan.added["NCCL_ALGO"] == "Ring"
+    assert {name: plan.added[name] for name in DIAGNOSTIC} == nccl_log_variables(
+        "/study/logs", probe=False
+    )
+
+
+def test_the_users_own_path_is_kept_behind_the_workers() -> None:
+    plan = planned("gloo", {}, PYTHONPATH="/my/code:/more")
+    assert plan.added["PYTHONPATH"] == "/study/worker:/my/code:/more"

@@ -122,7 +122,10 @@ def with_workload(**changes: Any) -> dict[str, Any]:
             {"machine": replace(MACHINE, gpus=("NVIDIA H200",), nvlinks=(18, 18))},
             "machine.gpus: ['NVIDIA H200', 'NVIDIA H200'] in the study, ['NVIDIA H200'] now",
         ),
-        ({"machine": replace(MACHINE, nccl="2.28.9")}, "machine.nccl: 2.27.5 in the study, 2.28.9 now"),
+        (
+            {"machine": replace(MACHINE, nccl="2.28.9")},
+            "machine.nccl: 2.27.5 in the study, 2.28.9 now",
+        ),
         (
             {"space": space_of({**PARAMETERS, "bucket_cap_mb": {**DDP, "choices": [None, 25]}})},
             "space.bucket_cap_mb: one of null, 10, 50, 100 in the study, one of null, 25 now",

@@ -83,9 +83,7 @@ def test_variables_go_where_they_take_effect() -> None:
 def test_an_algorithm_is_spelled_for_the_release_that_reads_it() -> None:
     found = given({"NCCL_ALGO": "Ring"}, nccl=Version("2.21.5"))
     assert found.env == {"NCCL_ALGO": "Ring"}
-    assert given({"NCCL_ALGO": "Ring"}, nccl=None).env == {
-        "NCCL_ALGO": "ring,tree;allreduce:ring"
-    }
+    assert given({"NCCL_ALGO": "Ring"}, nccl=None).env == {"NCCL_ALGO": "ring,tree;allreduce:ring"}
 
 
 def test_a_larger_batch_and_loader_settings() -> None:
@@ -136,8 +134,6 @@ def test_fixed_variables_are_given_like_searched_ones() -> None:
         {"bucket_cap_mb": {**DDP, "choices": [None, 50]}},
         fix={"NCCL_BUFFSIZE": 8388608, "num_workers": 4, "NCCL_PROTO": None},
     )
-    found = effective(
-        canonical({}, space), space, nccl=NCCL, config_fields=ALL_FIELDS, task=TASK
-    )
+    found = effective(canonical({}, space), space, nccl=NCCL, config_fields=ALL_FIELDS, task=TASK)
     assert found.env == found.process_env == {"NCCL_BUFFSIZE": "8388608"}
     assert found.loader["num_workers"] == 4

@@ -94,7 +94,12 @@ def sizes(trials: list[Trial], stage: str = "batch") -> list[Any]:
 def test_the_baseline_comes_first_then_presets_then_the_sampler(tmp_path: Path) -> None:
     space = space_of(presets=PRESETS)
     trials = planned(tmp_path, space, 6)
-    assert [t.origin for t in trials[:4]] == ["baseline", "preset buckets", "preset ring", "sampler"]
+    assert [t.origin for t in trials[:4]] == [
+        "baseline",
+        "preset buckets",
+        "preset ring",
+        "sampler",
+    ]
     assert trials[0].parameters == space.baseline
     assert trials[1].parameters == {**space.baseline, "bucket_cap_mb": 100}
     assert trials[2].parameters == {**space.baseline, "NCCL_ALGO": "Ring"}

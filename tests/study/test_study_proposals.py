@@ -169,12 +169,23 @@ def test_a_failed_trial_is_told_as_the_worst_seen(tmp_path: Path) -> None:
         value = next(values)
         return Failure("crashed", "rank 1 was ended") if value is None else value
 
-    paths = run_study(tmp_path / "s", speed, space_of({"bucket_cap_mb": BUCKETS, "NCCL_ALGO": ALGO}), 8)
+    paths = run_study(
+        tmp_path / "s", speed, space_of({"bucket_cap_mb": BUCKETS, "NCCL_ALGO": ALGO}), 8
+    )
     found = sorted(told(paths.journal)["search"], key=lambda t: t.user_attrs.get("trial", -1))
     own = [t for t in found if "trial" in t.user_attrs]
     assert [t.value for t in own] == [100.0, 80.0, 80.0, 120.0, 60.0, 60.0, 90.0, 60.0]
     assert {t.state for t in own} == {TrialState.COMPLETE}
-    kept = ["complete", "complete", "failed", "complete", "complete", "failed", "complete", "failed"]
+    kept = [
+        "complete",
+        "complete",
+        "failed",
+        "complete",
+        "complete",
+        "failed",
+        "complete",
+        "failed",
+    ]
     assert [t.user_attrs["state"] for t in own] == kept
     # The same from the records alone.
     paths.journal.unlink()
@@ -202,7 +213,9 @@ def test_stages_are_studies_of_their_own(study: tuple[StudyPaths, list[Trial]]) 
     # Samples/s at different batch sizes do not compare.
     paths, trials = study
     found = told(paths.journal)
-    own = {stage: [t for t in several if "trial" in t.user_attrs] for stage, several in found.items()}
+    own = {
+        stage: [t for t in several if "trial" in t.user_attrs] for stage, several in found.items()
+    }
     assert (len(own["search"]), len(own["batch"])) == (12, 4)
     assert all(set(t.params) == {"batch_size", "num_workers"} for t in found["batch"])
     assert all("batch_size" not in t.params for t in found["search"])
@@ -211,9 +224,7 @@ def test_stages_are_studies_of_their_own(study: tuple[StudyPaths, list[Trial]]) 
 
 def test_distributions() -> None:
     def of(name: str, target: str, **more: object) -> object:
-        return distribution(
-            Parameter.model_validate({"name": name, "target": target, **more})
-        )
+        return distribution(Parameter.model_validate({"name": name, "target": target, **more}))
 
     assert of("NCCL_ALGO", "env", choices=[None, "Ring"]) == CategoricalDistribution([None, "Ring"])
     workers = {"low": 0, "high": 32}

@@ -112,7 +112,9 @@ def test_where_nothing_beats_the_baseline_the_file_is_its_header_alone(tmp_path:
 
 
 def test_a_winner_by_other_settings_has_no_variable_either(tmp_path: Path) -> None:
-    summary = recorded(tmp_path / "s", BASELINE, measurement(1, 120.0, **settings(bucket_cap_mb=50)))
+    summary = recorded(
+        tmp_path / "s", BASELINE, measurement(1, 120.0, **settings(bucket_cap_mb=50))
+    )
     write_results(summary)
     text = summary.paths.best_env.read_text()
     assert "export" not in text
@@ -121,7 +123,9 @@ def test_a_winner_by_other_settings_has_no_variable_either(tmp_path: Path) -> No
 
 
 def test_a_tie_goes_to_the_baseline(tmp_path: Path) -> None:
-    summary = recorded(tmp_path / "s", BASELINE, measurement(1, 100.0, **settings(bucket_cap_mb=50)))
+    summary = recorded(
+        tmp_path / "s", BASELINE, measurement(1, 100.0, **settings(bucket_cap_mb=50))
+    )
     assert summary.winner == summary.baseline
     assert verdict_line(summary).endswith("keep the defaults")
 

@@ -114,7 +114,9 @@ def test_records_name_neither_the_host_nor_where_they_lie(paths: StudyPaths) -> 
 
     def fails_later(asked: Asked) -> float | Failure:
         text = f"no connection from {host} to {host}:4711, see {where}/logs/x.log"
-        return Failure("crashed", text, 1, None, (f"[{host}] {where}", "fine")) if asked.ddp else 1.0
+        return (
+            Failure("crashed", text, 1, None, (f"[{host}] {where}", "fine")) if asked.ddp else 1.0
+        )
 
     with locked(paths):
         search_in(paths, FormulaLauncher(fails_later), SPACE, 2).run()

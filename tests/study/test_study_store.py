@@ -103,9 +103,7 @@ def test_a_file_that_is_one_cut_line_becomes_empty(paths: StudyPaths) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"{", b"\x00\x00\x00", b"\xff\xfe", b"", b"{}", b"null"])
-def test_a_damaged_line_in_the_middle_names_file_and_line(
-    paths: StudyPaths, damage: bytes
-) -> None:
+def test_a_damaged_line_in_the_middle_names_file_and_line(paths: StudyPaths, damage: bytes) -> None:
     store = Store(paths)
     for number in range(3):
         store.add(measurement(number))
@@ -341,7 +339,10 @@ def test_another_file_is_no_definition(paths: StudyPaths, text: str, reason: str
 @pytest.mark.parametrize("section", ["machine", "space", "tag", "seed", "site"])
 def test_a_definition_that_lacks_a_part_names_it(paths: StudyPaths, section: str) -> None:
     document = definition(space_of()).to_dict()
-    for changed in ({**document, section: [1]}, {k: v for k, v in document.items() if k != section}):
+    for changed in (
+        {**document, section: [1]},
+        {k: v for k, v in document.items() if k != section},
+    ):
         paths.definition.write_text(json.dumps(changed))  # JSON is YAML
         with pytest.raises(UsageError) as caught:
             read_definition(paths)

@@ -44,9 +44,7 @@ def test_the_values_by_hand() -> None:
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("world_size", [2, 4, 8, 16])
-def test_every_rank_and_neighbouring_positions_differ(
-    world_size: int, dtype: torch.dtype
-) -> None:
+def test_every_rank_and_neighbouring_positions_differ(world_size: int, dtype: torch.dtype) -> None:
     parts = [pattern(rank, 1021, world_size, dtype, CPU) for rank in range(world_size)]
     for rank, part in enumerate(parts):
         assert part.dtype == dtype
@@ -79,9 +77,7 @@ def test_a_wrong_sum_is_told_with_place_and_values() -> None:
     wrong[2] = 7.0
     with pytest.raises(WrongResult) as caught:
         _compare("all_reduce", wrong, right)
-    assert str(caught.value) == (
-        "all_reduce of 4 x float32 gave 7.0 at position 2, right is 3.0"
-    )
+    assert str(caught.value) == ("all_reduce of 4 x float32 gave 7.0 at position 2, right is 3.0")
     wrong[2] = float("nan")
     with pytest.raises(WrongResult, match="gave nan at position 2"):
         _compare("broadcast", wrong, right)

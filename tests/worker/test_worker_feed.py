@@ -61,7 +61,9 @@ def passes(size: int, world_size: int, count: int, seed: int = 0) -> list[list[i
     return [list(itertools.islice(turns, size)) for _ in range(count)]
 
 
-@pytest.mark.parametrize(("size", "world_size"), [(10, 1), (10, 2), (10, 3), (7, 4), (3, 5), (1, 2)])
+@pytest.mark.parametrize(
+    ("size", "world_size"), [(10, 1), (10, 2), (10, 3), (7, 4), (3, 5), (1, 2)]
+)
 def test_all_ranks_together_see_every_sample_once_a_pass(size: int, world_size: int) -> None:
     for seen in passes(size, world_size, 5):
         assert sorted(seen) == list(range(size))

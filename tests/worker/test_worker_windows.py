@@ -124,7 +124,9 @@ def test_steady(rates: list[float], steady: bool) -> None:
     assert is_steady(windows(*rates), SETTINGS) is steady
 
 
-@pytest.mark.parametrize(("trend", "steady"), [(0.04, True), (-0.04, True), (0.06, False), (-0.06, False)])
+@pytest.mark.parametrize(
+    ("trend", "steady"), [(0.04, True), (-0.04, True), (0.06, False), (-0.06, False)]
+)
 def test_equal_windows_are_not_steady_while_the_queue_fills_or_drains(
     trend: float, steady: bool
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import click
@@ -31,8 +32,13 @@ def main() -> None:
 
 def _run() -> int:
     try:
-        code = app(standalone_mode=False)
+        # Not app.main(): that makes exit code 1 of a reader that has gone, as with `| head`.
+        with app.make_context("nccltune", sys.argv[1:]) as context:
+            code = app.invoke(context)
+        sys.stdout.flush()
         return code if isinstance(code, int) else 0
+    except click.exceptions.Exit as leaving:
+        return leaving.exit_code
     except click.ClickException as error:
         error.show()
         return 2
@@ -45,8 +51,9 @@ def _run() -> int:
     except (KeyboardInterrupt, click.Abort):
         print("nccltune: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
-        sys.stderr.close()
+    except BrokenPipeError:
+        # Nothing more can be written; the interpreter shall not try again when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 

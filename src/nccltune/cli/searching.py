@@ -156,6 +156,7 @@ def _measure(
             budget=budget,
             reporter=reporter,
             stop=stop,
+            site=found.site,
         )
         try:
             ending: Ending | None = search.run()

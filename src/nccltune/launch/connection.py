@@ -48,7 +48,9 @@ class Connection:
             self._peer, self._received = peer, b""
             hello = self.receive(_HELLO_SECONDS)
             told = str((hello or {}).get("token", ""))
-            if hello is None or not hmac.compare_digest(told.encode(), self._token.encode()):
+            if hello is None or not hmac.compare_digest(
+                told.encode(errors="replace"), self._token.encode()
+            ):
                 raise ProtocolError("no valid token")
         except (ProtocolError, OSError):
             self._peer = None

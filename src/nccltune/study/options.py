@@ -96,4 +96,6 @@ def _value(name: str, text: str) -> Value:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         return text
+    if value is None:  # null, Null, NULL; "# ..." is null for YAML too, but nobody means it
+        return text if text.lstrip().startswith("#") else None
     return value if isinstance(value, (bool, int, float, str)) else text  # a list, a date

@@ -12,6 +12,7 @@ from nccltune.study.records import Stage, Trial, best_of
 
 _BATCH_SHARE = 4  # at most one trial in so many is at another batch size than the user's
 _FEWEST_FOR_BATCH = 8
+_LOOKAHEAD = 4  # proposals that may wait for a worker group that suits them
 _ATTEMPTS = 300  # proposals in a row that are illegal or known: then the space is used up
 
 
@@ -44,11 +45,19 @@ class Planner:
         self._space, self._proposer, self._batch_size = space, proposer, batch_size
         self._memory = memory
         self._larger = larger_batches(space, batch_size)
+        self._cheap: Callable[[Mapping[str, Value]], bool] = bool
+        self._waiting: dict[Stage, list[Next]] = {"search": [], "batch": []}
+        self._used_up: set[Stage] = set()
         self.rejected: dict[int, str] = {}
         """Batch sizes that are not tried, and why."""
 
-    def next(self, trials: Sequence[Trial], budget: Budget) -> Next | None:
-        """None when nothing new can be proposed."""
+    def next(
+        self, trials: Sequence[Trial], budget: Budget, cheap: Callable[[Mapping[str, Value]], bool]
+    ) -> Next | None:
+        """None when nothing new can be proposed. Of some proposals of the sampler the first that
+        is `cheap` (needs no new worker group) comes first; none waits for ever.
+        """
+        self._cheap = cheap
         if not trials:
             return Next(canonical({}, self._space), "search", "baseline")
         order = ["batch", "search"] if self._batch_turn(trials, budget) else ["search"]
@@ -75,20 +84,39 @@ class Planner:
     def _sampled(
         self, stage: Stage, held: Mapping[str, Value], trials: Sequence[Trial]
     ) -> Next | None:
+        """The cheapest of the sampler's next few proposals; the oldest, where none is cheap."""
+        waiting = self._waiting[stage]
+        while stage not in self._used_up and not any(self._cheap(n.configuration) for n in waiting):
+            if len(waiting) >= _LOOKAHEAD:
+                break
+            found = self._drawn(stage, held, trials)
+            if found is None:
+                self._used_up.add(stage)
+                break
+            waiting.append(found)
+        if not waiting:
+            return None
+        chosen = next((n for n in waiting if self._cheap(n.configuration)), waiting[0])
+        waiting.remove(chosen)
+        return chosen
+
+    def _drawn(
+        self, stage: Stage, held: Mapping[str, Value], trials: Sequence[Trial]
+    ) -> Next | None:
         """The sampler's next proposal that is legal and new. What is not is told at once and costs
         nothing.
         """
-        measured = {key(t.parameters): t for t in trials if t.stage == stage}
+        measured = {key(t.parameters): t.value for t in trials if t.stage == stage}
+        known = measured | {key(n.configuration): None for n in self._waiting[stage]}
         for _ in range(_ATTEMPTS):
             proposal = self._proposer.ask(stage)
             configuration = self._complete({**held, **proposal.values})
             if violation(configuration, self._space) is not None:
                 self._proposer.reject(proposal, None)
-                continue
-            twin = measured.get(key(configuration))
-            if twin is None:
+            elif key(configuration) in known:
+                self._proposer.reject(proposal, known[key(configuration)])
+            else:
                 return Next(configuration, stage, "sampler", proposal)
-            self._proposer.reject(proposal, twin.value)
         return None
 
     def _complete(self, values: Mapping[str, Value]) -> dict[str, Value]:
@@ -124,7 +152,7 @@ class Planner:
                 configuration = self._complete({**winner.parameters, "batch_size": size})
                 if violation(configuration, self._space) is None:
                     return Next(configuration, "batch", "larger batch")
-        if not any(t.state == "complete" for t in tried.values()):
+        if not any(t.stage == "batch" and t.state == "complete" for t in trials):
             return None
         return self._next_around(winner, possible, trials)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from nccltune.errors import StudyError
+from nccltune.launch.nccl_logs import NcclLogs
 from nccltune.launch.protocol import Launcher, Limits
 from nccltune.nccl.values import spell
-from nccltune.study.search import nccl_facts
 from nccltune.study.store import write_text
 from nccltune.study.survey import Survey
 
@@ -63,7 +63,7 @@ def probe_machine(survey: Survey, launcher: Launcher, log_dir: Path, cache: Path
             f"ranks cannot talk to each other here ({outcome.failure.kind}): "
             f"{outcome.failure.message}\n{tail}\nsee {outcome.failure.log}"
         )
-    facts = nccl_facts(log_dir)
+    facts = NcclLogs(log_dir).facts()
     if facts is None or not facts["transport"] and survey.task.nproc_per_node > 1:
         raise StudyError(
             f"NCCL's log in {log_dir} names no transport between ranks; is NCCL_DEBUG redirected?"

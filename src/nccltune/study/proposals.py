@@ -56,7 +56,7 @@ class Proposer:
         try:
             self._studies = self._open(journal, trials)
             agrees = self._agrees(trials)
-        except (ValueError, KeyError, TypeError, AttributeError):  # damaged: ours is the truth
+        except Exception:  # damaged, in whatever way: the records are the truth
             agrees = False
         if not agrees:
             journal.unlink(missing_ok=True)

@@ -72,8 +72,10 @@ class Summary:
     def ranking(self) -> list[Trial]:
         """Complete trials, fastest first; of equal configurations only one."""
         complete = [t for t in self.trials if t.state == "complete"]
-        ordered = sorted(complete, key=lambda t: -(t.value or 0))
-        return list({key(t.parameters): t for t in reversed(ordered)}.values())[::-1]
+        first: dict[str, Trial] = {}
+        for trial in sorted(complete, key=lambda t: -(t.value or 0)):
+            first.setdefault(key(trial.parameters), trial)
+        return list(first.values())
 
     def failures(self) -> dict[str, int]:
         kinds = [t.failure for t in self.trials if t.failure]

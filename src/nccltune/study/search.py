@@ -6,17 +6,17 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from packaging.version import Version
 
 from nccltune.errors import StudyError
-from nccltune.launch.environment import DIAGNOSTIC
-from nccltune.launch.protocol import Failure, Launcher, Outcome
+from nccltune.launch.nccl_logs import NcclLogs
+from nccltune.launch.protocol import Failure, Group, Launcher, Outcome
 from nccltune.launch.stopping import StopFlag
-from nccltune.nccl.log import merge, parse
+from nccltune.nccl.site import SiteVariable
 from nccltune.space import ResolvedSpace, Value
 from nccltune.study.budget import Budget, limits_from
 from nccltune.study.definition import Task
@@ -28,6 +28,8 @@ from nccltune.worker.spec import Request, Settings
 
 Ending = Literal["trials", "time", "exhausted"]
 
+_MEASUREMENTS_A_GROUP = 10
+
 
 class Reporter(Protocol):
     """Told what happens while it happens; decides itself how to show it."""
@@ -35,6 +37,30 @@ class Reporter(Protocol):
     def trial_begins(self, number: int) -> None: ...
     def progress(self, message: Mapping[str, Any]) -> None: ...
     def trial_ends(self, trial: Trial, failure: Failure | None, log: Path | None) -> None: ...
+
+
+@dataclass
+class LiveGroup:
+    """The worker group that measures now, and what it was started with."""
+
+    group: Group
+    launch: int
+    log_dir: Path
+    process_env: Mapping[str, str]
+    measured: int = 0
+
+    @classmethod
+    def open(cls, launcher: Launcher, store: Store, given: Effective) -> LiveGroup:
+        launch = store.next_launch()
+        log_dir = store.paths.launch_logs(launch)
+        return cls(launcher.open(given.process_env, log_dir), launch, log_dir, given.process_env)
+
+    def serves(self, given: Effective) -> bool:
+        """Whether it can measure that too. It is replaced now and then all the same, so that what
+        a long life may bring (fragmented memory, a slow launch) does not follow all trials.
+        """
+        same = self.process_env == given.process_env
+        return same and self.measured < _MEASUREMENTS_A_GROUP and self.group.alive
 
 
 @dataclass
@@ -52,21 +78,32 @@ class Search:
     budget: Budget
     reporter: Reporter
     stop: StopFlag
+    site: Mapping[str, SiteVariable] = field(default_factory=dict)
+    _live_group: LiveGroup | None = None
 
     def run(self) -> Ending:
         """Measure until trials or time are spent or nothing new is left to propose.
 
         Raises: StudyError when the baseline fails; Interrupted.
         """
+        try:
+            return self._run()
+        finally:
+            self.close()
+
+    def _run(self) -> Ending:
         while len(self.store.trials) < self.budget.trials:
             self.stop.check()
             if not self.budget.fits(self.store.trials):
                 return "time"
-            following = self.planner.next(self.store.trials, self.budget)
+            following = self.planner.next(self.store.trials, self.budget, self._is_cheap)
             if following is None:
                 return "exhausted"
             self._run_trial(following)
         return "trials"
+
+    def _is_cheap(self, configuration: Mapping[str, Value]) -> bool:
+        return self._live(self.effective(configuration))
 
     def _run_trial(self, following: Next) -> None:
         number = len(self.store.trials)
@@ -80,23 +117,35 @@ class Search:
         self.reporter.trial_ends(trial, failure, log)
 
     def measure(self, following: Next) -> tuple[Measurement, Failure | None]:
-        """One configuration in a worker group of its own."""
-        launch = self.store.next_launch()
-        log_dir = self.store.paths.launch_logs(launch)
+        """One configuration, in the live worker group where its process environment is the same."""
         given = self.effective(following.configuration)
         baseline = self.store.measurement(self.store.trials[0]) if self.store.trials else None
         limits = limits_from(baseline, given.batch_size / self.task.batch_size)
         began = time.monotonic()
-        group = self.launcher.open(given.process_env, log_dir)
-        try:
-            outcome = group.request(self._request(following, given), limits, self.reporter.progress)
-        finally:
-            closing = time.monotonic()
-            group.close()
-        ended = time.monotonic()
-        seconds = {**outcome.seconds, "close": round(ended - closing, 3)}
-        seconds["other"] = round(max(0.0, ended - began - sum(seconds.values())), 3)
-        return self._record(following, launch, given, outcome, seconds, log_dir), outcome.failure
+        if not self._live(given):
+            self.close()
+            self._live_group = LiveGroup.open(self.launcher, self.store, given)
+        live = self._live_group
+        assert live is not None
+        message = self._request(following, given)
+        log = NcclLogs(live.log_dir)
+        outcome = live.group.request(message, limits, self.reporter.progress)
+        live.measured += 1
+        spent = time.monotonic() - began
+        seconds = {**outcome.seconds}
+        seconds["other"] = round(max(0.0, spent - sum(seconds.values())), 3)
+        nccl = log.facts({*given.env, *self.site})
+        return self._record(following, live.launch, given, outcome, seconds, nccl), outcome.failure
+
+    def _live(self, given: Effective) -> bool:
+        live = self._live_group
+        return live is not None and live.serves(given)
+
+    def close(self) -> None:
+        """End the live group, if there is one."""
+        if self._live_group is not None:
+            self._live_group.group.close()
+            self._live_group = None
 
     def effective(self, configuration: Mapping[str, Value]) -> Effective:
         return effective(
@@ -115,7 +164,7 @@ class Search:
         incumbent = best_of(self.store.trials, "search")
         compares = incumbent is not None and following.stage == "search"
         request = Request(
-            id=f"m{self.store.next_launch():04d}",
+            id=self.store.next_id(),
             workload=self.task.workload,
             settings=replace(
                 self.settings, cut_below=incumbent.value if incumbent and compares else None
@@ -135,7 +184,7 @@ class Search:
         given: Effective,
         outcome: Outcome,
         seconds: Mapping[str, float],
-        log_dir: Path,
+        nccl: Mapping[str, Any] | None,
     ) -> Measurement:
         state: State = "complete"
         failure = None
@@ -154,7 +203,7 @@ class Search:
         elif outcome.result is not None and outcome.result["cut"]:
             state = "pruned"
         return Measurement(
-            id=f"m{launch:04d}",
+            id=self.store.next_id(),
             launch=launch,
             purpose="search",
             trial=len(self.store.trials),
@@ -166,7 +215,7 @@ class Search:
             value=None if outcome.result is None else outcome.result["samples_per_second"],
             result=outcome.result,
             failure=failure,
-            nccl=nccl_facts(log_dir),
+            nccl=nccl,
             utilization=outcome.utilization,
             seconds=seconds,
         )
@@ -174,25 +223,6 @@ class Search:
 
 def _without(text: str, folder: Path, host: str) -> str:
     return re.sub(rf"\b{re.escape(host)}\b", "HOST", text.replace(str(folder), "."))
-
-
-def nccl_facts(log_dir: Path) -> dict[str, Any] | None:
-    """What NCCL's logs of one launch say, in plain values; None without logs (gloo)."""
-    files = sorted(log_dir.glob("nccl.*.log"))
-    if not files:
-        return None
-    log = merge(parse(file.read_text(errors="replace")) for file in files)
-    return {
-        "version": None if log.version is None else str(log.version),
-        "environment": {n: v for n, v in log.environment.items() if n not in DIAGNOSTIC},
-        "config": dict(log.config),
-        "transport": list(log.transport),
-        "network": log.network,
-        "channels": log.coll_channels,
-        "nvls": log.nvls,
-        "nodes": log.nodes,
-        "warnings": list(log.warnings[:5]),
-    }
 
 
 def _baseline_failed(failure: Failure) -> str:

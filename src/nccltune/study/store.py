@@ -40,7 +40,7 @@ class StudyPaths:
 
     @property
     def name(self) -> str:
-        return self.folder.name
+        return Path(os.path.abspath(self.folder)).name
 
     @property
     def definition(self) -> Path:
@@ -174,6 +174,9 @@ class Store:
 
     def next_launch(self) -> int:
         return max((m.launch for m in self.measurements), default=-1) + 1
+
+    def next_id(self) -> str:
+        return f"m{len(self.measurements):04d}"
 
     def peak_memory(self, trial: Trial) -> int | None:
         """Bytes, of the rank that used most; None when the trial gave no result."""

@@ -99,6 +99,7 @@ class WindowTimer:
         self._request, self._ranks, self._job = request, ranks, job
         self._clock, self._announce = clock, announce
         self.windows: list[Window] = []
+        self._settled = 0
 
     @property
     def counting(self) -> list[Window]:
@@ -112,12 +113,14 @@ class WindowTimer:
         """Returns whether the windows became steady within the limits."""
         self._clock.start("warmup")
         settings, feed = self._request.settings, self._job.feed
+        # What lies in the queue now was made before or between the first steps, whose pauses the
+        # ages of batches would show; one more step is timed to size the first window.
+        self._settled = feed.consumed + 1 + feed.buffered
         while True:
             self._run("warmup", warmup=True)
-            if is_draining(self.windows, settings):
-                feed.drain()
-            consumed = int(min(row[0] for row in self._ranks.gather([float(feed.consumed)])))
-            over, steady = warmed_up(self.windows, consumed, feed.buffered, settings)
+            if is_draining(self.windows, settings) and feed.buffered > self.windows[-1].steps:
+                feed.drain()  # a short queue has run dry by itself before that would help
+            over, steady = warmed_up(self.windows, settings)
             if over:
                 return steady
 
@@ -145,6 +148,7 @@ class WindowTimer:
     def _run(self, phase: str, *, warmup: bool) -> Window:
         job, feed = self._job, self._job.feed
         steps = window_steps(self._step_seconds(), feed.workers, self._request.settings)
+        early = feed.consumed < self._settled  # the same on all ranks: they step together
         feed.start_window()
         began = time.perf_counter()
         for _ in range(steps):
@@ -161,6 +165,7 @@ class WindowTimer:
             queue_trend=round(trend, 4),
             warmup=warmup,
             counts=False,
+            early=early,
         )
         window = replace(window, counts=not warmup and not window.clearly_draining)
         self.windows.append(window)

@@ -14,6 +14,7 @@ LOG_DIR = "NCCLTUNE_LOG_DIR"
 _OUT_OF_MEMORY = (
     "CUDA out of memory",
     "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
     "DefaultCPUAllocator: can't allocate memory",
 )
 

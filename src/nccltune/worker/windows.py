@@ -16,7 +16,7 @@ from nccltune.worker.spec import Settings
 QUEUE_TREND = 0.05
 """A loader queue that shrinks (or grows) by more than this share of the time biases what is seen.
 One window alone tells no better than a round of its workers; several together do."""
-CLEAR_TREND = 0.25
+CLEAR_TREND = 0.5
 """So much in one window is no accident."""
 _TREND_WINDOWS = 5
 _LONG_ROUND = 10.0  # windows; a round of many workers can be long where steps are slow
@@ -40,6 +40,8 @@ class Window:
     queue_trend: float
     warmup: bool
     counts: bool
+    early: bool = False
+    """It began before the batches were consumed that the loader had made before the start."""
 
     @property
     def seconds(self) -> float:
@@ -79,9 +81,11 @@ def mean_queue_trend(windows: Sequence[Window]) -> float:
 
 def is_draining(windows: Sequence[Window], settings: Settings) -> bool:
     """Whether the last windows live on what the loader had made before."""
-    last = windows[-settings.steady_windows :]
+    later = [window for window in windows if not window.early]
+    last = later[-settings.steady_windows :]
     several = len(last) == settings.steady_windows
-    return last[-1].clearly_draining or (several and mean_queue_trend(last) < -QUEUE_TREND)
+    clearly = bool(last) and last[-1].clearly_draining
+    return clearly or (several and mean_queue_trend(last) < -QUEUE_TREND)
 
 
 def is_steady(windows: Sequence[Window], settings: Settings) -> bool:
@@ -89,12 +93,14 @@ def is_steady(windows: Sequence[Window], settings: Settings) -> bool:
     no trend; and the loader's queue neither drains nor fills.
     """
     last = windows[-settings.steady_windows :]
-    if len(last) < settings.steady_windows or abs(mean_queue_trend(last)) > QUEUE_TREND:
+    if len(last) < settings.steady_windows or any(window.early for window in last):
+        return False
+    if abs(mean_queue_trend(last)) > QUEUE_TREND:
         return False
     rates = [window.steps_per_second for window in last]
     if (max(rates) - min(rates)) / statistics.median(rates) <= settings.steady_spread:
         return True
-    return trendless([window.steps_per_second for window in windows[-_TREND_WINDOWS:]])
+    return trendless([w.steps_per_second for w in windows[-_TREND_WINDOWS:] if not w.early])
 
 
 def trendless(rates: Sequence[float]) -> bool:
@@ -112,18 +118,14 @@ def trendless(rates: Sequence[float]) -> bool:
     return abs(fit.slope) <= _TREND_T * error
 
 
-def warmed_up(
-    windows: Sequence[Window], consumed: int, buffered: int, settings: Settings
-) -> tuple[bool, bool]:
-    """(warm-up is over, it is steady). `consumed` and `buffered` count batches of a rank: the
-    loader's first `buffered` batches were made ahead of time and say nothing about its speed.
-    """
-    if consumed >= buffered and is_steady(windows, settings):
+def warmed_up(windows: Sequence[Window], settings: Settings) -> tuple[bool, bool]:
+    """(warm-up is over, it is steady)."""
+    if is_steady(windows, settings):
         return True, True
-    spent = sum(window.seconds for window in windows)
-    too_long = spent >= settings.max_warmup_seconds and len(windows) >= 2
-    over = len(windows) >= settings.max_warmup_windows or too_long
-    return over and consumed >= buffered, False
+    later = [window for window in windows if not window.early]
+    too_long = sum(window.seconds for window in later) >= settings.max_warmup_seconds
+    over = len(later) >= settings.max_warmup_windows or (too_long and len(later) >= 2)
+    return over, False
 
 
 def standard_error_of_median(rates: Sequence[float]) -> float:

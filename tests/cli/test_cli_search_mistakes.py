@@ -1,0 +1,93 @@
+"""Mistakes in the options of `search`: told at once, in one message, and nothing is begun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_command import Command
+
+MISTAKES = {
+    "a path for a name": (
+        ["--study", "a/b"],
+        "--study 'a/b': a study name is one folder name of letters, digits, '.', '_', '+' and '-', "
+        "starting with a letter or digit; --studies-dir says where it lies",
+    ),
+    "an empty name": (["--study", ""], "--study '': a study name is one folder name"),
+    "a name above": (["--study", ".."], "--study '..': a study name is one folder name"),
+    "no time": (["--time-budget", "soon"], "not a time: 'soon'; write it like 90s, 10m or 1h30m"),
+    "no time at all": (["--time-budget", "0s"], "a time must be above 0, got '0s'"),
+    "half a fix": (["--fix", "num_workers"], "--fix num_workers: write it as NAME=VALUE"),
+    "a fix of nothing": (["--fix", "a="], "--fix a=: needs a value; write a=null for unset"),
+    "a fix given twice": (["--fix", "a=1", "--fix", "a=2"], "--fix a: given twice"),
+}
+
+REFUSED = {
+    "no trial": (["--trials", "0"], "'--trials': must be at least 1, got 0"),
+    "fewer than none": (["--trials", "-3"], "'--trials': must be at least 1, got -3"),
+    "half a trial": (["--trials", "1.5"], "'--trials': '1.5' is not a valid integer"),
+    "no rank": (["--nproc-per-node", "0"], "'--nproc-per-node': must be at least 1, got 0"),
+    "no sample": (["--batch-size", "0"], "'--batch-size': must be at least 1, got 0"),
+    "no pixel": (["--image-size", "0"], "'--image-size': must be at least 1, got 0"),
+    "fewer workers than none": (["--num-workers", "-1"], "'--num-workers'"),
+    "another device": (["--device", "tpu"], "'tpu' is not one of 'auto', 'cuda', 'cpu'"),
+    "another backend": (["--backend", "mpi"], "'mpi' is not one of 'auto', 'nccl', 'gloo'"),
+    "another launcher": (["--launcher", "slurm"], "'slurm' is not one of 'auto', 'torchrun'"),
+    "another precision": (["--precision", "int8"], "'int8' is not one of"),
+    "a seed in words": (["--seed", "x"], "'x' is not a valid integer"),
+    "a word too many": (["resnet50"], "unexpected extra argument (resnet50)"),
+    "a value missing": (["--model"], "Option '--model' requires an argument"),
+}
+
+
+def nothing_was_made(tmp_path: Path) -> bool:
+    return not list((tmp_path / "home").iterdir()) and not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_is_one_message(
+    nccltune_command: Command, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    done = nccltune_command("search", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"nccltune: error: {message}")
+    assert len(done.err.splitlines()) == 1
+    assert nothing_was_made(tmp_path)
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_value_that_no_option_takes(
+    nccltune_command: Command, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    done = nccltune_command("search", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+    assert done.err.count("Error:") == 1
+    assert "Traceback" not in done.err
+    assert nothing_was_made(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--python", "/no/such/python"], "--python /no/such/python: no such program"),
+        (["--data", "no/such/folder"], "--data no/such/folder: no such folder; give images"),
+    ],
+)
+def test_what_does_not_exist_is_told_before_anything_is_asked(
+    nccltune_command: Command, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    done = nccltune_command("search", "--device", "cpu", "--data", "synthetic", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"nccltune: error: {message}")
+    assert nothing_was_made(tmp_path)
+
+
+def test_a_file_is_no_image_folder(nccltune_command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "images.tar"
+    file.write_text("")
+    done = nccltune_command("search", "--device", "cpu", "--data", str(file))
+    assert done.code == 2
+    assert done.err == (
+        f"nccltune: error: --data {file}: is a file; a folder of class folders is wanted\n"
+    )
