@@ -98,6 +98,18 @@ def faulty() -> nn.Module:
     return Faulty(os.environ.get("FAULT", "none"))
 
 
+class Sleepy(nn.Module):
+    """Every forward pass takes STEP_MS milliseconds more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = tiny()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        time.sleep(float(os.environ.get("STEP_MS", "0")) / 1000)
+        return self.inner(images)
+
+
 class Slow(Dataset):
     """Every sample takes SLOW_MS milliseconds to make, so the loader's true rate is known."""
 

@@ -57,13 +57,13 @@ def test_texts_that_are_not_a_plain_integer(text: str) -> None:
         ("NCCL_NVLS_ENABLE", 0),
         ("NCCL_SOCKET_IFNAME", "=eth0"),
         ("NCCL_THREAD_THRESHOLDS", "8 8 32 64 8 32"),
-        ("NCCL_DEBUG", "info"),
         ("NCCL_CTA_POLICY", "2"),
         ("NCCL_BLOCKING_WAIT", "1"),
         ("NCCL_TUNER_CONFIG_FILE", "rules.conf"),
         ("OMP_NUM_THREADS", "8M"),
         ("NCCL_MAX_CTAS", None),
         ("NCCL_CHUNK_SIZE", None),
+        ("NCCL_DEBUG", None),
     ],
 )
 def test_values_that_may_be_tried(name: str, value: object) -> None:
@@ -110,6 +110,9 @@ def test_values_that_may_be_tried(name: str, value: object) -> None:
         ("NCCL_SOCKET_IFNAME", ["eth0"], "a list"),
         ("NCCL_CTA_POLICY", "EFFICIENCY", "from NCCL 2.29"),
         ("NCCL_TREE_THRESHOLD", 0, "since NCCL 2.5, this is 2.28.9; see NCCL_ALGO"),
+        ("NCCL_DEBUG", "info", "every launch of ours sets it"),
+        ("NCCL_DEBUG_SUBSYS", "ALL", "every launch of ours sets it"),
+        ("NCCL_DEBUG_FILE", "/tmp/nccl.log", "every launch of ours sets it"),
     ],
 )
 def test_values_that_are_refused_whatever_is_allowed(name: str, value: object, part: str) -> None:

@@ -1,4 +1,4 @@
-"""Faults injected for real: ranks that hang, leave, run out of memory, are killed; the tuner too."""
+"""Faults injected for real: ranks that hang, leave, run out of memory, die; the tuner as well."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from conftest import Cli
 
 pytestmark = pytest.mark.ranks
@@ -30,9 +31,7 @@ def test_a_faulty_rank_is_a_record_and_the_study_goes_on(cli: Cli) -> None:
     started = cli.run(*COMMAND, "--trials", "1")
     assert started.returncode == 0, started.stderr
     for number, (fault, (kind, words)) in enumerate(FAULTS.items(), start=1):
-        run = cli.run(
-            *COMMAND, "--trials", str(number + 1), FAULT=fault, FAULT_LAUNCH=str(number)
-        )
+        run = cli.run(*COMMAND, "--trials", str(number + 1), FAULT=fault, FAULT_LAUNCH=str(number))
         assert run.returncode == 0, run.stderr
         cli.assert_nothing_left()
         trials = cli.trials("faults")

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
+
 from conftest import Cli
 
 pytestmark = pytest.mark.ranks

@@ -107,9 +107,7 @@ def test_best_yaml_wraps_a_model(finished, tmp_path: Path) -> None:  # type: ign
     try:
         model = DistributedDataParallel(torch.nn.Linear(3, 2), **best.ddp_kwargs)
         data = torch.utils.data.TensorDataset(torch.zeros(8, 3))
-        loader = torch.utils.data.DataLoader(
-            data, batch_size=best.batch_size, **best.loader_kwargs
-        )
+        loader = torch.utils.data.DataLoader(data, batch_size=best.batch_size, **best.loader_kwargs)
         for (inputs,) in loader:
             model(inputs).sum().backward()
     finally:

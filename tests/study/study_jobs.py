@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from packaging.version import Version
 
 from nccltune.launch.protocol import Failure, Limits, Outcome, Progress
 from nccltune.launch.stopping import StopFlag
 from nccltune.machine.facts import Machine
+from nccltune.nccl.site import SiteVariable
 from nccltune.space import Facts, ResolvedSpace, Selection, Space, resolve
 from nccltune.study.budget import Budget
 from nccltune.study.definition import Definition, Task
 from nccltune.study.planner import Memory, Planner, stage_parameters
-from nccltune.study.proposals import Proposer
-from nccltune.study.records import Measurement, Trial
+from nccltune.study.proposals import Proposal, Proposer
+from nccltune.study.records import Measurement, Stage, Trial
 from nccltune.study.search import Search
 from nccltune.study.store import Store, StudyPaths, locked
 from nccltune.worker.spec import Settings, Workload
@@ -99,9 +100,10 @@ def result(value: float, *, cut: bool = False) -> dict[str, Any]:
         "steps": 10,
         "rank_seconds": [0.9, 1.0],
         "data_wait": 0.1,
-        "queue_trend": 0.0,
+        "response": 0.05,
         "warmup": False,
         "counts": True,
+        "early": False,
     }
     return {
         "samples_per_second": value,
@@ -167,7 +169,7 @@ def definition(space: ResolvedSpace, **changes: Any) -> Definition:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a launch was asked to measure."""
+    """What a worker group was asked to measure."""
 
     env: Mapping[str, str]
     ddp: Mapping[str, Any]
@@ -175,6 +177,7 @@ class Asked:
     batch_size: int
     message: Mapping[str, Any]
     limits: Limits
+    group: FormulaGroup
 
 
 Speed = Callable[[Asked], "float | Failure"]
@@ -183,28 +186,34 @@ Speed = Callable[[Asked], "float | Failure"]
 
 @dataclass
 class FormulaGroup:
+    """Ends with its first failure, as a group of ranks does; whoever opened it still closes it."""
+
     launcher: FormulaLauncher
     env: Mapping[str, str]
+    log_dir: Path
     alive: bool = True
+    closed: bool = False
 
     def request(self, message: Mapping[str, Any], limits: Limits, progress: Progress) -> Outcome:
-        progress({"type": "phase", "phase": "measure"})
+        assert self.alive, "asked after its end"
         env = {**self.env, **message["communicator_env"]}
         env |= {f"config.{k}": str(v) for k, v in message["communicator_config"].items()}
         asked = Asked(
-            env, message["ddp"], message["loader"], message["batch_size"], message, limits
+            env, message["ddp"], message["loader"], message["batch_size"], message, limits, self
         )
         self.launcher.asked.append(asked)
+        self.alive = False  # also where what follows raises
+        progress({"type": "phase", "phase": "measure"})
         answer = self.launcher.speed(asked)
         if isinstance(answer, Failure):
             return Outcome(None, answer, self.launcher.seconds)
+        self.alive = True
         cut = (message["settings"]["cut_below"] or 0) * 0.5 > answer
         return Outcome(result(answer, cut=cut), None, self.launcher.seconds, (90.0, 80.0))
 
     def close(self) -> None:
-        assert self.alive, "closed twice"
-        self.alive = False
-        self.launcher.closed += 1
+        assert not self.closed, "closed twice"
+        self.alive, self.closed = False, True
 
 
 @dataclass
@@ -214,14 +223,27 @@ class FormulaLauncher:
     speed: Speed
     seconds: Mapping[str, float] = field(default_factory=lambda: {"start": 1.0, "measure": 2.0})
     asked: list[Asked] = field(default_factory=list)
-    opened: int = 0
-    closed: int = 0
+    groups: list[FormulaGroup] = field(default_factory=list)
 
     def open(
         self, process_env: Mapping[str, str], log_dir: Path, *, probe: bool = False
     ) -> FormulaGroup:
-        self.opened += 1
-        return FormulaGroup(self, process_env)
+        assert self.all_closed, "two groups would share the GPUs"
+        self.groups.append(FormulaGroup(self, process_env, log_dir))
+        return self.groups[-1]
+
+    @property
+    def opened(self) -> int:
+        return len(self.groups)
+
+    @property
+    def all_closed(self) -> bool:
+        return all(group.closed for group in self.groups)
+
+    @property
+    def asked_by_group(self) -> list[int]:
+        """How often each group was asked to measure."""
+        return [sum(asked.group is group for asked in self.asked) for group in self.groups]
 
 
 @dataclass
@@ -270,13 +292,16 @@ def search_in(
     listener: Listener | None = None,
     stop: StopFlag | None = None,
     seed: int = 0,
+    planner: Planner | None = None,
+    site: Mapping[str, SiteVariable] | None = None,
 ) -> Search:
     """A search on what the folder holds, as the command makes one. Hold the lock meanwhile."""
     store = Store(paths)
     return Search(
         store=store,
         launcher=launcher,
-        planner=planner_of(paths, space, store.trials, seed, Memory(None, store.peak_memory)),
+        planner=planner
+        or planner_of(paths, space, store.trials, seed, Memory(None, store.peak_memory)),
         task=TASK,
         space=space,
         nccl=NCCL,
@@ -285,6 +310,7 @@ def search_in(
         budget=Budget(trials, seconds),
         reporter=listener or Listener(),
         stop=stop or StopFlag(),
+        site=site or {},
     )
 
 
@@ -297,6 +323,45 @@ def run_study(
         definition(space, seed=seed).write(paths)
         search_in(paths, FormulaLauncher(speed), space, trials, seed=seed).run()
     return paths
+
+
+@dataclass
+class Script:
+    """A sampler that proposes what it is told to, then only what is known; notes what became of it.
+
+    `asked` has how many trials were on record when a proposal was made, `told` the trial that it
+    became; both by its place among the proposals.
+    """
+
+    proposals: list[Mapping[str, Any]]
+    baseline: Mapping[str, Any] = field(default_factory=dict)
+    asks: int = 0
+    trials: int = 0
+    asked: list[int] = field(default_factory=list)
+    told: dict[int, int] = field(default_factory=dict)
+    rejected: list[tuple[Mapping[str, Any], float | None]] = field(default_factory=list)
+    withdrawn: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def ask(self, stage: Stage) -> Proposal:
+        place = self.asks
+        self.asks += 1
+        self.asked.append(self.trials)
+        values = self.proposals[place] if place < len(self.proposals) else self.baseline
+        return Proposal(stage, values, cast("Any", place))
+
+    def reject(self, proposal: Proposal, value: float | None) -> None:
+        self.rejected.append((proposal.values, value))
+
+    def withdraw(self, proposal: Proposal) -> None:
+        self.withdrawn.append(proposal.values)
+
+    def tell(self, trial: Trial, proposal: Proposal | None = None) -> None:
+        self.trials = trial.number + 1
+        if proposal is not None:
+            self.told[cast("int", proposal.trial)] = trial.number
+
+    def planner(self, space: ResolvedSpace, memory: Memory = UNLIMITED) -> Planner:
+        return Planner(space, cast("Any", self), TASK.batch_size, memory)
 
 
 def favours_buckets(asked: Asked) -> float:

@@ -61,6 +61,39 @@ def test_limits_on_ctas_go_to_the_communicator_where_torch_knows_the_field() -> 
     assert found.env == {"NCCL_MIN_CTAS": "4", "NCCL_MAX_CTAS": "16"}
 
 
+def test_a_maximum_alone_goes_to_the_communicator_and_a_minimum_alone_cannot() -> None:
+    # NCCL refuses a minimum without a maximum as a field, though not as a variable.
+    found = given({"NCCL_MAX_CTAS": 16})
+    assert (found.communicator_config, found.process_env) == ({"max_ctas": 16}, {})
+    found = given({"NCCL_MIN_CTAS": 4})
+    assert (found.communicator_config, found.process_env) == ({}, {"NCCL_MIN_CTAS": "4"})
+    assert found.env == {"NCCL_MIN_CTAS": "4"}
+
+
+def test_both_go_the_same_way_where_torch_lacks_the_maximum() -> None:
+    found = given({"NCCL_MIN_CTAS": 4, "NCCL_MAX_CTAS": 16}, frozenset({"min_ctas"}))
+    assert found.communicator_config == {}
+    assert found.process_env == {"NCCL_MIN_CTAS": "4", "NCCL_MAX_CTAS": "16"}
+
+
+@pytest.mark.parametrize(
+    ("other", "field"),
+    [("NCCL_CGA_CLUSTER_SIZE", "cga_cluster_size"), ("NCCL_NVLS_NCHANNELS", "nvls_ctas")],
+)
+def test_a_minimum_is_alone_beside_another_field_too(other: str, field: str) -> None:
+    space = space_of({"NCCL_MIN_CTAS": {**ENV, "choices": [None, 4]}}, fix={other: 2})
+    found = effective(
+        canonical({"NCCL_MIN_CTAS": 4}, space),
+        space,
+        nccl=NCCL,
+        config_fields=frozenset({"min_ctas", "max_ctas", field}),
+        task=TASK,
+    )
+    assert found.communicator_config == {field: 2}
+    assert found.process_env == {"NCCL_MIN_CTAS": "4"}
+    assert found.env == {"NCCL_MIN_CTAS": "4", other: "2"}
+
+
 def test_a_field_that_torch_lacks_needs_new_processes() -> None:
     found = given({"NCCL_MIN_CTAS": 4, "NCCL_MAX_CTAS": 16}, frozenset({"max_ctas"}))
     assert found.communicator_config == {"max_ctas": 16}

@@ -83,6 +83,11 @@ def test_fixed_values_are_read_as_yaml_reads_them() -> None:
 @pytest.mark.parametrize("text", ["null", "~", "unset", "Null", "NULL"])
 def test_unset_can_be_written_as_it_is_shown(text: str) -> None:
     assert parse_fix((f"bucket_cap_mb={text}",)) == {"bucket_cap_mb": None}
+    assert parse_fix((f"bucket_cap_mb= {text} ",)) == {"bucket_cap_mb": None}
+
+
+def test_what_only_yaml_takes_for_nothing_is_a_text() -> None:
+    assert parse_fix(("name=# eth0", "quoted='null'")) == {"name": "# eth0", "quoted": "null"}
 
 
 @pytest.mark.parametrize(

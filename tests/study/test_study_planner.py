@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from study_jobs import (
     PARAMETERS,
     PRESETS,
     TASK,
+    Script,
     measurement,
     planner_of,
     space_of,
@@ -32,12 +34,22 @@ from nccltune.study.store import StudyPaths
 
 Value = Callable[[Mapping[str, Any]], "float | None | str"]
 """Samples/s of a configuration; a text is a kind of failure."""
+Cheap = Callable[[Mapping[str, Any]], bool]
 
 
 @pytest.fixture
 def soon_exhausted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A used up space is recognised after fewer rejected proposals, which cost time."""
     monkeypatch.setattr("nccltune.study.planner._ATTEMPTS", 60)
+
+
+def always(_configuration: Mapping[str, Any]) -> bool:
+    """Every configuration suits the live worker group: none waits."""
+    return True
+
+
+def never(_configuration: Mapping[str, Any]) -> bool:
+    return False
 
 
 def flat(_configuration: Mapping[str, Any]) -> float:
@@ -50,10 +62,11 @@ def drive(
     most: int,
     value: Value = flat,
     budget: Budget | None = None,
+    cheap: Cheap = always,
 ) -> list[Trial]:
     """Plan, pretend to measure, record, tell."""
     while len(trials) < most:
-        following = planner.next(trials, budget or Budget(most, None))
+        following = planner.next(trials, budget or Budget(most, None), cheap)
         if following is None:
             break
         answer = value(following.configuration)
@@ -112,7 +125,7 @@ def test_a_preset_that_was_measured_already_is_not_run_again(tmp_path: Path) -> 
         measurement(1, configuration={**space.baseline, "bucket_cap_mb": 100}, origin="sampler")
     )
     following = planner_of(StudyPaths(tmp_path), space, [*trials, measured]).next(
-        [*trials, measured], Budget(10, None)
+        [*trials, measured], Budget(10, None), always
     )
     assert following is not None
     assert following.origin == "preset ring"
@@ -176,9 +189,10 @@ def test_a_space_that_is_used_up_ends_the_search(tmp_path: Path) -> None:
     planner = planner_of(StudyPaths(tmp_path), space, [])
     trials = drive(planner, [], 40)
     assert [t.parameters["bucket_cap_mb"] for t in trials] == [None, 10]
-    assert planner.next(trials, Budget(40, None)) is None
+    assert planner.next(trials, Budget(40, None), always) is None
     # Resumed, it still is.
-    assert planner_of(StudyPaths(tmp_path), space, trials).next(trials, Budget(40, None)) is None
+    again = planner_of(StudyPaths(tmp_path), space, trials)
+    assert again.next(trials, Budget(40, None), always) is None
 
 
 @pytest.mark.usefixtures("soon_exhausted")
@@ -286,7 +300,7 @@ def test_where_time_ends_the_search_larger_batches_get_their_share_of_it(tmp_pat
     assert {t.stage for t in early} == {"search"}
     late = Budget(40, 1e-9)
     assert late.share_spent() == 1.0
-    following = planner.next(early, late)
+    following = planner.next(early, late, always)
     assert following is not None
     assert (following.stage, following.configuration["batch_size"]) == ("batch", 128)
     all_trials = drive(planner, early, 24, ascending, late)
@@ -333,3 +347,189 @@ def test_what_each_stage_searches() -> None:
         "num_workers",
     ]  # fmt: skip
     assert TASK.batch_size == 64
+
+
+# Of some proposals the one that needs no new worker group comes first.
+
+CHOICES = space_of(
+    {
+        "NCCL_BUFFSIZE": {**ENV, "choices": [None, 1048576, 2097152, 4194304, 8388608]},
+        "bucket_cap_mb": {**DDP, "choices": [None, *range(1, 60)]},
+    }
+)
+
+
+def dear(*sizes: int) -> list[Mapping[str, Any]]:
+    return [{**CHOICES.baseline, "NCCL_BUFFSIZE": size} for size in sizes]
+
+
+def near(*buckets: int) -> list[Mapping[str, Any]]:
+    return [{**CHOICES.baseline, "bucket_cap_mb": size} for size in buckets]
+
+
+def unset(configuration: Mapping[str, Any]) -> bool:
+    """As where the live group was started with no variable."""
+    return configuration["NCCL_BUFFSIZE"] is None
+
+
+def of(trials: list[Trial]) -> list[Mapping[str, Any]]:
+    return [t.parameters for t in trials[1:]]
+
+
+def test_a_proposal_that_suits_goes_before_up_to_three_that_do_not() -> None:
+    first, second, third = dear(1048576, 2097152, 4194304)
+    script = Script([first, second, third, *near(1, 2)], CHOICES.baseline)
+    trials = drive(script.planner(CHOICES), [], 6, cheap=unset)
+    assert of(trials) == [*near(1, 2), first, second, third]
+
+
+def test_where_four_do_not_suit_the_oldest_is_next_and_no_fifth_is_asked_for() -> None:
+    proposals = [*dear(1048576, 2097152, 4194304, 8388608), *near(1, 2)]
+    script = Script(proposals, CHOICES.baseline)
+    planner = script.planner(CHOICES)
+    trials = drive(planner, [], 2, cheap=unset)
+    assert (of(trials), script.asks) == (proposals[:1], 4)
+    trials = drive(planner, trials, 3, cheap=unset)
+    assert (of(trials), script.asks) == ([proposals[0], proposals[4]], 5)
+
+
+def test_nothing_is_asked_of_the_sampler_while_one_that_waits_suits() -> None:
+    proposals = [*dear(1048576, 2097152), *near(1)]
+    script = Script(proposals, CHOICES.baseline)
+    planner = script.planner(CHOICES)
+    trials = drive(planner, [], 2, cheap=unset)
+    assert (of(trials), script.asks) == (near(1), 3)
+    # The live group is one with the second's variable now.
+    trials = drive(planner, trials, 3, cheap=lambda c: c["NCCL_BUFFSIZE"] == 2097152)
+    assert (of(trials)[-1:], script.asks) == (proposals[1:2], 3)
+
+
+def test_where_all_suit_or_none_does_the_order_is_the_samplers() -> None:
+    proposals = [*dear(1048576), *near(1, 2), *dear(2097152), *near(3, 4, 5)]
+    for cheap, asks in ((always, 5), (never, 7)):
+        script = Script(proposals, CHOICES.baseline)
+        assert of(drive(script.planner(CHOICES), [], 5, cheap=cheap)) == proposals[:4]
+        # Where none suits there are always four to choose from.
+        assert script.asks == asks - (cheap is always)
+
+
+def test_baseline_and_presets_do_not_wait() -> None:
+    presets = [{"name": "large", "source": "a/b#1", "values": {"NCCL_BUFFSIZE": 8388608}}]
+    space = space_of({**PARAMETERS, "NCCL_BUFFSIZE": {**ENV, "choices": [None, 8388608]}},
+                     presets=presets)  # fmt: skip
+    script = Script([], space.baseline)
+    trials = drive(script.planner(space), [], 2, cheap=never)
+    assert [t.origin for t in trials] == ["baseline", "preset large"]
+    assert script.asks == 0
+
+
+def test_a_twin_of_one_that_waits_is_not_measured_too() -> None:
+    first, second = dear(1048576, 2097152)
+    script = Script([first, first, second, first, *near(1)], CHOICES.baseline)
+    trials = drive(script.planner(CHOICES), [], 4, cheap=unset)
+    assert of(trials) == [*near(1), first, second]
+    assert script.withdrawn == [first, first], "nothing is told of what is not measured yet"
+    assert first not in [values for values, _ in script.rejected]
+
+
+@pytest.mark.parametrize("cheap", [always, never])
+def test_a_stage_that_is_used_up_is_remembered(cheap: Cheap) -> None:
+    script = Script([*near(1), *dear(1048576)], CHOICES.baseline)
+    planner = script.planner(CHOICES)
+    trials = drive(planner, [], 40, cheap=cheap)
+    assert of(trials) == [*near(1), *dear(1048576)]
+    asks = script.asks
+    assert asks == 2 + 300
+    assert planner.next(trials, Budget(40, None), cheap) is None
+    assert script.asks == asks  # it was not asked 300 times more
+
+
+def test_what_waits_is_measured_when_nothing_new_comes() -> None:
+    proposals = dear(1048576, 2097152, 4194304)
+    script = Script(proposals, CHOICES.baseline)
+    trials = drive(script.planner(CHOICES), [], 40, cheap=unset)
+    assert of(trials) == proposals
+
+
+def test_a_used_up_stage_with_larger_batches_is_remembered_too() -> None:
+    # Only 128 fits, and each of the sampler's proposals is known or too large.
+    parameters = {
+        "batch_size": PARAMETERS["batch_size"],
+        "num_workers": {"target": "loader", "choices": [2, 4], "default": None},
+    }
+    space = space_of(parameters)
+    too_large = [
+        {"batch_size": size, "num_workers": workers} for size in (256, 512) for workers in (2, 4)
+    ]
+    script = Script(
+        [{"num_workers": 4}, {"batch_size": 128, "num_workers": 4}, *too_large * 1000],
+        space.baseline,
+    )
+
+    def until_256(configuration: Mapping[str, Any]) -> float | str:
+        return "out_of_memory" if configuration["batch_size"] >= 256 else ascending(configuration)
+
+    planner = script.planner(space)
+    trials = drive(planner, [], 2, until_256, Budget(40, None))
+    spent = Budget(40, 1e-9)
+    for number in range(2, 24):  # trials at the user's own batch, to leave room for larger ones
+        trials.append(replace(trials[1], number=number, parameters={"extra": number}))
+    drive(planner, trials, 27, until_256, spent)
+    assert sizes(trials)[:2] == [128, 256]
+    asks = script.asks
+    for _ in range(3):
+        planner.next(trials, spent, always)
+    # The first of the three may find it out (300 for each stage); the others have been told.
+    assert script.asks - asks <= 2 * 300
+
+
+def test_when_nothing_suits_the_shares_of_the_stages_are_the_same(tmp_path: Path) -> None:
+    planner = planner_of(StudyPaths(tmp_path), space_of(presets=PRESETS), [])
+    trials = drive(planner, [], 24, ascending, cheap=never)
+    assert [t.stage for t in trials] == ["search"] * 18 + ["batch"] * 6
+    assert sizes(trials)[:3] == [128, 256, 512]
+    assert len({key(t.parameters) for t in trials}) == 24
+
+
+# Memory that is foreseen.
+
+
+def proportional(trial: Trial) -> int:
+    """10 GiB and 0.25 GiB a sample: 26, 42, 74, 138 GiB."""
+    size = trial.parameters["batch_size"]
+    assert isinstance(size, int)
+    return 10 * GIB + size * GIB // 4
+
+
+@pytest.mark.parametrize(
+    ("available", "tried", "rejected"),
+    [
+        (None, [128, 256, 512], {}),
+        (138 * GIB, [128, 256, 512], {}),  # just enough
+        (138 * GIB - 1, [128, 256], {512: (138, 138)}),
+        (73 * GIB, [128], {256: (74, 73), 512: (138, 73)}),
+        # One size tells no slope: the first larger one is tried whatever there is.
+        (1 * GIB, [128], {256: (74, 1), 512: (138, 1)}),
+    ],
+)
+def test_sizes_are_tried_as_far_as_memory_goes(
+    tmp_path: Path, available: int | None, tried: list[int], rejected: dict[int, tuple[int, int]]
+) -> None:
+    memory = Memory(available, proportional)
+    planner = planner_of(StudyPaths(tmp_path), space_of(), [], memory=memory)
+    trials = drive(planner, [], 16, ascending)
+    assert [t.parameters["batch_size"] for t in trials if t.origin == "larger batch"] == tried
+    assert set(sizes(trials)) == set(tried)  # the sampler keeps to them too
+    assert planner.rejected == {
+        size: f"batch size {size} is not tried: it would need about {needed} GiB of a GPU's "
+        f"{there} GiB"
+        for size, (needed, there) in rejected.items()
+    }
+
+
+def test_a_trial_that_tells_no_memory_is_no_point_of_the_line(tmp_path: Path) -> None:
+    memory = Memory(1 * GIB, lambda _trial: None)
+    planner = planner_of(StudyPaths(tmp_path), space_of(), [], memory=memory)
+    trials = drive(planner, [], 16, ascending)
+    assert sizes(trials)[:3] == [128, 256, 512]
+    assert planner.rejected == {}

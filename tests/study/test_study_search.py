@@ -24,7 +24,7 @@ from nccltune.errors import Interrupted, StudyError
 from nccltune.launch.protocol import Failure, Limits
 from nccltune.launch.stopping import StopFlag
 from nccltune.space import key
-from nccltune.study.search import nccl_facts
+from nccltune.study.search import _without
 from nccltune.study.store import Store, StudyPaths, locked
 
 SPACE = space_of(presets=PRESETS)
@@ -50,14 +50,18 @@ def test_exactly_so_many_trials_failed_ones_included(paths: StudyPaths, trials: 
     with locked(paths):
         search = search_in(paths, launcher, SPACE, trials, listener=listener)
         assert search.run() == "trials"
-    assert launcher.opened == launcher.closed == trials
+    assert launcher.all_closed
+    assert len(launcher.asked) == sum(launcher.asked_by_group) == trials
     assert listener.begun == list(range(trials))
     store = Store(paths)
     assert [t.number for t in store.trials] == list(range(trials))
     assert listener.ended == store.trials == search.store.trials
     assert len({key(t.parameters) for t in store.trials}) == trials
     assert [m.id for m in store.measurements] == [f"m{n:04d}" for n in range(trials)]
-    assert [m.launch for m in store.measurements] == list(range(trials))
+    # A launch is a group that was opened.
+    assert [m.launch for m in store.measurements] == [
+        launcher.groups.index(asked.group) for asked in launcher.asked
+    ]
     if trials == 13:
         failed = {t.origin: t.failure for t in store.trials if t.state == "failed"}
         assert failed["preset ring"] == "nccl_error"
@@ -80,7 +84,8 @@ def test_what_was_measured_is_on_record(paths: StudyPaths) -> None:
     assert baseline.result is not None and baseline.result["samples_per_second"] == 100.0
     assert baseline.utilization == (90.0, 80.0)
     assert {"start": 1.0, "measure": 2.0}.items() <= dict(baseline.seconds).items()
-    assert {"close", "other"} <= set(baseline.seconds)
+    assert set(baseline.seconds) == {"start", "measure", "other"}
+    assert baseline.seconds["other"] >= 0
     assert buckets.effective["ddp"] == {"bucket_cap_mb": 100}
     assert ring.state == "failed" and ring.value is None and ring.result is None
     assert ring.failure == {
@@ -95,16 +100,16 @@ def test_what_was_measured_is_on_record(paths: StudyPaths) -> None:
 
 def test_logs_are_recorded_relative_to_the_study(paths: StudyPaths) -> None:
     def fails_later(asked: Asked) -> float | Failure:
-        log = str(paths.launch_logs(1).absolute() / "rank1.log")
+        log = str(paths.launch_logs(0).absolute() / "rank1.log")
         return Failure("crashed", "gone", 1, log) if asked.ddp else 100.0
 
     listener = Listener()
     with locked(paths):
         search_in(paths, FormulaLauncher(fails_later), SPACE, 2, listener=listener).run()
     failure = Store(paths).measurements[1].failure
-    assert failure is not None and failure["log"] == "logs/launch-0001/rank1.log"
+    assert failure is not None and failure["log"] == "logs/launch-0000/rank1.log"
     # The user is shown where it is.
-    assert listener.logs == [None, paths.launch_logs(1) / "rank1.log"]
+    assert listener.logs == [None, paths.launch_logs(0) / "rank1.log"]
     assert str(paths.folder) not in paths.measurements.read_text()
 
 
@@ -126,10 +131,46 @@ def test_records_name_neither_the_host_nor_where_they_lie(paths: StudyPaths) -> 
     assert list(failure["tail"]) == ["[HOST] .", "fine"]
 
 
+def test_nor_where_a_relative_folder_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    relative = StudyPaths(Path("studies") / "s")
+
+    def fails_later(asked: Asked) -> float | Failure:
+        log = f"{tmp_path}/studies/s/logs/launch-0000/rank1.log"
+        return Failure("crashed", f"see {log}", 1, log, (log,)) if asked.ddp else 1.0
+
+    with locked(relative):
+        search_in(relative, FormulaLauncher(fails_later), SPACE, 2).run()
+    failure = Store(relative).measurements[1].failure
+    assert failure is not None
+    assert failure["message"] == "see ./logs/launch-0000/rank1.log"
+    assert failure["log"] == "logs/launch-0000/rank1.log"
+    assert str(tmp_path) not in relative.measurements.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "public"),
+    [
+        ("connect to box failed", "connect to HOST failed"),
+        ("[box]:29500, box.cluster", "[HOST]:29500, HOST.cluster"),
+        ("a sandbox, a box2 and boxes", "a sandbox, a box2 and boxes"),  # other words
+        ("/w/s/logs and /w/s", "./logs and ."),
+        ("fine", "fine"),
+    ],
+)
+def test_only_the_hosts_own_name_is_replaced(text: str, public: str) -> None:
+    assert _without(text, Path("/w/s"), "box") == public
+
+
+def test_a_host_name_with_signs_is_one_name() -> None:
+    assert _without("at gpu-7.lab, gpu-7xlab", Path("/w/s"), "gpu-7.lab") == "at HOST, gpu-7xlab"
+
+
 def test_what_the_ranks_are_asked(paths: StudyPaths) -> None:
     space = space_of(
         presets=[{"name": "ctas", "source": "a/b#1",
-                  "values": {"NCCL_MIN_CTAS": 4, "NCCL_BUFFSIZE": 8388608}}]
+                  "values": {"NCCL_MIN_CTAS": 4, "NCCL_MAX_CTAS": 16,
+                             "NCCL_BUFFSIZE": 8388608}}]
     )  # fmt: skip
     launcher = FormulaLauncher(favours_buckets)
     with locked(paths):
@@ -137,8 +178,11 @@ def test_what_the_ranks_are_asked(paths: StudyPaths) -> None:
     first, second = launcher.asked
     assert first.message["type"] == "measure"
     assert (first.message["id"], second.message["id"]) == ("m0000", "m0001")
-    assert second.env == {"NCCL_BUFFSIZE": "8388608", "config.min_ctas": "4"}
-    assert second.message["communicator_config"] == {"min_ctas": 4}
+    assert second.env == {
+        "NCCL_BUFFSIZE": "8388608", "config.min_ctas": "4", "config.max_ctas": "16",
+    }  # fmt: skip
+    assert second.message["communicator_config"] == {"min_ctas": 4, "max_ctas": 16}
+    assert second.group.env == {"NCCL_BUFFSIZE": "8388608"}
     assert second.message["workload"]["model"] == "resnet50"
     # The baseline has no incumbent and constants for limits; then both come from what was seen.
     assert first.limits == Limits()
@@ -174,11 +218,11 @@ def test_a_trial_cut_early_is_pruned_and_keeps_its_number(paths: StudyPaths) -> 
     ]
 
 
-def raising(error: BaseException, launch: int) -> Callable[[Asked], float]:
+def raising(error: BaseException, which: int) -> Callable[[Asked], float]:
     count = iter(range(1000))
 
     def speed(asked: Asked) -> float:
-        if next(count) == launch:
+        if next(count) == which:
             raise error
         return favours_buckets(asked)
 
@@ -186,20 +230,21 @@ def raising(error: BaseException, launch: int) -> Callable[[Asked], float]:
 
 
 @pytest.mark.parametrize("error", [Interrupted("stop"), KeyboardInterrupt(), OSError("gone")])
-@pytest.mark.parametrize("launch", [1, 5])
+@pytest.mark.parametrize("done", [1, 5])
 def test_going_on_after_an_end_in_the_middle_repeats_nothing(
-    paths: StudyPaths, error: BaseException, launch: int
+    paths: StudyPaths, error: BaseException, done: int
 ) -> None:
-    first = FormulaLauncher(raising(error, launch))
+    first = FormulaLauncher(raising(error, done))
     with locked(paths), pytest.raises(type(error)):
         search_in(paths, first, SPACE, 10).run()
-    assert first.opened == first.closed == launch + 1
-    assert len(Store(paths).trials) == launch
+    assert first.all_closed
+    assert len(first.asked) == done + 1
+    assert len(Store(paths).trials) == done
 
     second = FormulaLauncher(favours_buckets)
     with locked(paths):
         assert search_in(paths, second, SPACE, 10).run() == "trials"
-    assert second.opened == 10 - launch
+    assert len(second.asked) == 10 - done
     trials = Store(paths).trials
     assert [t.number for t in trials] == list(range(10))
     assert len({key(t.parameters) for t in trials}) == 10
@@ -207,11 +252,12 @@ def test_going_on_after_an_end_in_the_middle_repeats_nothing(
 
 
 def test_a_finished_study_measures_nothing_and_a_longer_one_goes_on(paths: StudyPaths) -> None:
-    for trials, launches in ((6, 6), (6, 0), (3, 0), (9, 3)):
+    for trials, measured in ((6, 6), (6, 0), (3, 0), (9, 3)):
         launcher = FormulaLauncher(favours_buckets)
         with locked(paths):
             assert search_in(paths, launcher, SPACE, trials).run() == "trials"
-        assert launcher.opened == launches
+        assert len(launcher.asked) == measured
+        assert launcher.opened <= measured
     assert len(Store(paths).trials) == 9
 
 
@@ -238,7 +284,8 @@ def test_a_stop_that_was_asked_for_starts_nothing_more(paths: StudyPaths) -> Non
     launcher = FormulaLauncher(speed)
     with locked(paths), pytest.raises(Interrupted):
         search_in(paths, launcher, SPACE, 10, stop=stop).run()
-    assert len(Store(paths).trials) == launcher.opened == 3
+    assert len(Store(paths).trials) == len(launcher.asked) == 3
+    assert launcher.all_closed
 
 
 def test_a_failing_baseline_ends_the_study_and_leaves_no_trial(paths: StudyPaths) -> None:
@@ -250,7 +297,8 @@ def test_a_failing_baseline_ends_the_study_and_leaves_no_trial(paths: StudyPaths
         "the baseline itself failed (nccl_error): unhandled system error\n  | one\n  | two\n"
     )
     assert "see logs/x/rank1.log" in str(caught.value)
-    assert launcher.opened == launcher.closed == 1
+    assert launcher.opened == len(launcher.asked) == 1
+    assert launcher.all_closed
     assert Store(paths).trials == []
     # Once the cause is gone the same command measures it.
     with locked(paths):
@@ -262,10 +310,10 @@ def test_no_trial_begins_that_would_end_after_the_time_budget(paths: StudyPaths)
     launcher = FormulaLauncher(favours_buckets, seconds={"start": 1000.0})
     with locked(paths):
         assert search_in(paths, launcher, SPACE, 10, seconds=900.0).run() == "time"
-    assert launcher.opened == 1  # the baseline always fits
+    assert len(launcher.asked) == 1  # the baseline always fits
     with locked(paths):
         assert search_in(paths, launcher, SPACE, 2, seconds=1100.0).run() == "trials"
-    assert launcher.opened == 2
+    assert len(launcher.asked) == launcher.opened == 2
 
 
 def test_a_space_that_is_used_up_is_an_end_of_its_own(
@@ -276,7 +324,7 @@ def test_a_space_that_is_used_up_is_an_end_of_its_own(
     launcher = FormulaLauncher(favours_buckets)
     with locked(paths):
         assert search_in(paths, launcher, space, 10).run() == "exhausted"
-    assert launcher.opened == 2
+    assert len(launcher.asked) == 2
 
 
 def test_a_larger_batch_gets_more_time_for_its_steps(paths: StudyPaths) -> None:
@@ -305,35 +353,3 @@ def test_the_store_that_a_search_leaves_is_what_another_reads(tmp_path: Path) ->
         assert (own.trial, own.value, own.state) == (trial.number, trial.value, trial.state)
         assert dict(own.configuration) == dict(trial.parameters)
         assert trial.seconds == round(sum(own.seconds.values()), 3)
-
-
-def test_no_log_of_nccl_is_no_fact(tmp_path: Path) -> None:
-    assert nccl_facts(tmp_path / "missing") is None
-    (tmp_path / "launcher.log").write_text("NCCL INFO nothing\n")
-    assert nccl_facts(tmp_path) is None
-
-
-def test_what_the_logs_of_all_ranks_say_is_put_together(tmp_path: Path) -> None:
-    head = "box:9:9 [0] NCCL INFO"
-    (tmp_path / "nccl.9.log").write_text(
-        f"{head} NCCL version 2.28.9+cuda13.0\n"
-        f"{head} NCCL_BUFFSIZE set by environment to 8388608.\n"
-        f"{head} Comm config Min CTAs set to 4\n"
-        f"{head} 8 coll channels, 8 collnet channels, 8 nvls channels, 8 p2p channels\n"
-        f"{head} Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n"
-    )
-    (tmp_path / "nccl.10.log").write_text(
-        "box:10:10 [1] NCCL INFO Channel 00/0 : 1[1] -> 0[0] via SHM/direct\n"
-    )
-    (tmp_path / "launcher.log").write_text(f"{head} NCCL_PROTO set by environment to LL.\n")
-    assert nccl_facts(tmp_path) == {
-        "version": "2.28.9",
-        "environment": {"NCCL_BUFFSIZE": "8388608"},
-        "config": {"min_ctas": 4},
-        "transport": ["P2P", "SHM"],
-        "network": None,
-        "channels": 8,
-        "nvls": None,
-        "nodes": None,
-        "warnings": [],
-    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -125,40 +126,87 @@ def feed() -> Iterator[LoaderFeed]:
     feed.close()
 
 
-@pytest.mark.parametrize(
-    ("workers", "ages", "seconds", "trend"),
-    [
-        # Batches got older by 0.3 s over the second between the middles of first and last round.
-        (2, [0.1, 0.3, 0.4, 0.6], 2.0, 0.3),
-        # Younger: half of what was consumed had been made before.
-        (1, [0.9, 0.7, 0.5, 0.4], 4.0, -0.5 / 3),
-        (4, [0.2] * 8, 1.0, 0.0),
-        # Fewer than two rounds: halves are compared. (0.5 - 0.1) / (3 x 2 / 4).
-        (8, [0.1, 0.1, 0.5, 0.5], 3.0, 0.4 / 1.5),
-        # An odd number: the middle one belongs to neither half. (0.7 - 0.1) / (5 x 3 / 5).
-        (2, [0.1, 0.1, 9.9, 0.7, 0.7], 5.0, 0.2),
-        (2, [0.4], 1.0, 0.0),
-        (2, [], 1.0, 0.0),
-        (0, [0.1, 0.9], 1.0, 0.0),  # without workers there is no queue
-    ],
-)
-def test_the_trend_of_the_queue(
-    feed: LoaderFeed, workers: int, ages: list[float], seconds: float, trend: float
+class Clockwork:
+    """A loader whose batches come with the times at which they were ready; `now` is the time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, workers: int, buffered: int) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        self.feed = LoaderFeed(Numbers(10), request(), rank())
+        self.feed.workers, self.feed.buffered = workers, buffered
+        self.feed._asked = deque([0.0] * buffered)
+
+    def take(self, now: float, ready: float) -> None:
+        """At `now` the next batch is taken, which was ready at `ready`."""
+
+        def batches() -> Iterator[Any]:
+            self.now = max(now, ready)  # where it is not ready it is waited for
+            yield (torch.zeros(1), torch.zeros(1)), ready
+
+        self.now = now
+        self.feed._batches = batches()
+        self.feed.next()
+
+
+def test_the_response_is_from_asking_to_being_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = Clockwork(monkeypatch, workers=1, buffered=2)
+    loader.take(now=1.0, ready=0.25)  # asked for at the start: 0.25
+    loader.take(now=2.0, ready=0.75)  # that too: 0.75
+    waited, response = loader.feed.window_stats()
+    assert (waited, response) == (0.0, pytest.approx(0.5))
+    loader.feed.start_window()
+    loader.take(now=3.0, ready=2.5)  # asked for when the first was taken, at 1: 1.5
+    loader.take(now=4.0, ready=5.0)  # at 2: 3.0, and one second of waiting
+    loader.take(now=6.0, ready=4.5)  # at 3: 1.5
+    waited, response = loader.feed.window_stats()
+    assert waited == pytest.approx(1.0)
+    assert response == pytest.approx(2.0)
+    assert list(loader.feed._asked) == [5.0, 6.0]  # asked for when one was had, not before
+
+
+def test_workers_that_keep_up_answer_alike_and_others_ever_later(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    feed.workers = workers
-    feed._ages = ages
-    feed._waited = 0.25
-    waited, found = feed.window_stats(seconds)
-    assert waited == 0.25
-    assert found == pytest.approx(trend)
+    # A batch is taken each second, eight are asked for ahead. The worker makes one in half a
+    # second, and from the 25th on in 1.25 s, which the queue hides.
+    loader = Clockwork(monkeypatch, workers=1, buffered=8)
+    free, found = 0.0, []
+    for number in range(1, 49):
+        if number % 8 == 1:
+            loader.feed.start_window()
+        free = max(free, loader.feed._asked[0]) + (0.5 if number < 25 else 1.25)
+        loader.take(now=loader.now + 1, ready=free)
+        if number % 8 == 0:
+            found.append(loader.feed.window_stats())
+    assert [waited for waited, _ in found] == [0.0] * 6
+    # All eight were asked for at once, so it takes some to come to its own pace; then 1.25 s for
+    # the first and a quarter of a second more for each.
+    assert [response for _, response in found[2:]] == pytest.approx([0.5, 2.125, 4.125, 6.125])
+
+
+def test_without_workers_there_is_no_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = Clockwork(monkeypatch, workers=0, buffered=0)
+    loader.take(now=1.0, ready=3.0)
+    assert loader.feed.window_stats() == (2.0, 0.0)
 
 
 def test_a_window_starts_with_nothing(feed: LoaderFeed) -> None:
     feed.next()
     assert feed._waited > 0
     feed.start_window()
-    assert feed.window_stats(1.0) == (0.0, 0.0)
+    assert feed.window_stats() == (0.0, 0.0)
     assert feed.consumed == 1  # counted since the start
+
+
+def test_as_many_are_asked_for_ahead_as_there_is_room(feed: LoaderFeed) -> None:
+    with_worker = LoaderFeed(Numbers(10), request(num_workers=1, prefetch_factor=3), rank())
+    for _ in range(5):
+        with_worker.next()
+        assert len(with_worker._asked) == with_worker.buffered == 3
+    assert with_worker.window_stats()[1] > 0
+    with_worker.close()
+    feed.next()
+    assert len(feed._asked) == 0
 
 
 def test_draining_takes_what_lies_ready_and_no_more(feed: LoaderFeed) -> None:
@@ -180,7 +228,7 @@ def test_workers_give_the_same_batches(feed: LoaderFeed) -> None:
     with_worker = LoaderFeed(Numbers(10), request(num_workers=1), rank())
     for _ in range(6):
         assert torch.equal(with_worker.next()[1], feed.next()[1])
-    waited, _ = with_worker.window_stats(1.0)
+    waited, _ = with_worker.window_stats()
     assert waited > 0
     with_worker.close()
 
@@ -190,7 +238,7 @@ def test_one_batch_for_ever() -> None:
     synthetic = SyntheticFeed(batch)
     assert synthetic.next() is synthetic.next() is batch
     assert (synthetic.consumed, synthetic.buffered, synthetic.workers) == (3 - 1, 0, 0)
-    assert synthetic.window_stats(1.0) == (0.0, 0.0)
+    assert synthetic.window_stats() == (0.0, 0.0)
 
 
 def test_objects_by_reference() -> None:

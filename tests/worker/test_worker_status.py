@@ -30,6 +30,8 @@ KINDS: list[tuple[BaseException, str]] = [
      "out_of_memory"),
     (RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't "
                   "allocate memory: you tried to allocate 4000000000000 bytes."), "out_of_memory"),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+     "out_of_memory"),
     (MemoryError(), "out_of_memory"),
     (dist.DistBackendError(UNHANDLED.format(kind="cuda", reason="Cuda failure 2 'out of memory'")),
      "out_of_memory"),

@@ -13,7 +13,8 @@ from nccltune.worker.windows import (
     hopeless,
     is_draining,
     is_steady,
-    mean_queue_trend,
+    queue_trend,
+    settled,
     standard_error_of_median,
     trendless,
     warmed_up,
@@ -23,16 +24,19 @@ from nccltune.worker.windows import (
 SETTINGS = Settings()  # windows of 0.3 s and 5 steps, steady: 3 windows within 3 %
 
 
-def window(rate: float = 100.0, seconds: float = 1.0, trend: float = 0.0) -> Window:
+def window(
+    rate: float = 100.0, seconds: float = 1.0, response: float = 0.0, early: bool = False
+) -> Window:
     """`rate` in steps/s; rank 1 is the slower one."""
     steps = round(rate * seconds)
     return Window(
         steps=steps,
         rank_seconds=(0.9 * steps / rate, steps / rate),
         data_wait=0.0,
-        queue_trend=trend,
+        response=response,
         warmup=True,
         counts=False,
+        early=early,
     )
 
 
@@ -46,14 +50,15 @@ def test_the_slowest_rank_counts() -> None:
 
 
 def test_as_plain_values() -> None:
-    found = Window(20, (0.1234567891, 0.8), 0.1, -0.5, False, True)
+    found = Window(20, (0.1234567891, 0.8), 0.1, 0.5, False, True)
     assert found.to_dict() == {
         "steps": 20,
         "rank_seconds": [0.123457, 0.8],
         "data_wait": 0.1,
-        "queue_trend": -0.5,
+        "response": 0.5,
         "warmup": False,
         "counts": True,
+        "early": False,
     }
 
 
@@ -68,12 +73,16 @@ def test_as_plain_values() -> None:
         (0.025, 5, 15),  # 12 steps filled up to whole rounds
         (0.025, 6, 12),
         (0.025, 1, 12),
-        (0.025, 16, 32),  # at least two rounds: 0.8 s
+        (0.025, 16, 16),  # one round: 0.4 s
         (0.1, 4, 8),
-        (0.1, 5, 10),  # two rounds of 0.5 s are below 1.2 s
-        (0.2, 8, 8),  # two rounds would last 3.2 s: one has to do
+        (0.1, 5, 5),
+        (0.2, 8, 8),
         (0.3, 5, 5),
         (0.5, 8, 5),  # even one would last 4 s, more than ten windows
+        (0.5, 6, 6),  # 3.0 s are not more
+        (0.75, 1, 5),  # a round of one worker is a step
+        (0.125, 6, 6),
+        (0.2, 3, 6),  # 5 steps filled up to two rounds
         (4.0, 16, 5),  # and 64 s here
         (0.5, 2, 6),  # three rounds, to have five steps
     ],
@@ -82,28 +91,51 @@ def test_steps_of_a_window(step: float, workers: int, steps: int) -> None:
     assert window_steps(step, workers, SETTINGS) == steps
 
 
-def test_the_queues_trend_is_weighted_by_time() -> None:
-    several = [window(seconds=1.0, trend=0.1), window(seconds=3.0, trend=-0.3)]
-    assert mean_queue_trend(several) == pytest.approx((0.1 - 0.9) / 4)
-    assert mean_queue_trend([]) == 0.0
+def responses(*seconds: float) -> list[Window]:
+    """Windows of a second, 100 steps each."""
+    return [window(response=one) for one in seconds]
+
+
+def test_the_queues_trend_is_minus_the_slope_of_the_response() -> None:
+    assert queue_trend([]) == queue_trend(responses(0.7)) == 0.0
+    assert queue_trend(responses(0.3, 0.3, 0.3)) == 0.0
+    assert queue_trend(responses(0.1, 0.3, 0.5)) == pytest.approx(-0.2)  # it drains
+    assert queue_trend(responses(0.5, 0.3, 0.1)) == pytest.approx(0.2)  # it fills
+    # A line through all: the middle one alone has no say.
+    assert queue_trend(responses(0.1, 0.9, 0.3)) == pytest.approx(-0.1)
+
+
+def test_the_queues_trend_is_over_time_not_over_windows() -> None:
+    # From the middle of one second to the middle of the next three: 2 s.
+    several = [window(seconds=1.0, response=0.1), window(seconds=3.0, response=0.6)]
+    assert queue_trend(several) == pytest.approx(-0.25)
+
+
+def test_of_100_batches_taken_80_made_is_a_trend_of_a_quarter() -> None:
+    # 100 steps/s for 4 s; batch n is asked for at n/100 and ready at n/80: n/400 s later.
+    middles = (50, 150, 250, 350)
+    assert queue_trend(responses(*(n / 400 for n in middles))) == pytest.approx(-0.25)
 
 
 @pytest.mark.parametrize(
-    ("trends", "draining"),
+    ("seconds", "workers", "draining"),
     [
-        ([-0.26], True),  # so much in one window is no accident
-        ([-0.24], False),
-        ([-0.06, -0.06], False),  # two do not tell
-        ([-0.06, -0.06, -0.06], True),
-        ([-0.04, -0.04, -0.04], False),
-        ([-0.2, 0.1, 0.1], False),
-        ([-0.9, 0.0, 0.0, 0.0], False),  # long past
-        ([0.0, 0.0, 0.0, -0.3], True),
-        ([0.3, 0.3, 0.3], False),  # it fills
+        ([0.1, 0.2, 0.3], 4, True),
+        ([0.1, 0.2, 0.3], 0, False),  # without workers there is no queue
+        ([], 4, False),
+        ([0.3], 4, False),
+        # Four workers at 100 steps/s may take 0.04 s for each; behind is more than 0.06 s.
+        ([-0.06, 0.0, 0.06], 3, True),
+        ([-0.06, 0.0, 0.059], 4, False),
+        ([-0.06, 0.0, 0.061], 4, True),
+        ([0.9, 0.94, 0.98], 4, False),  # behind, but by no more than 0.04 s/s further
+        ([0.9, 0.96, 1.02], 4, True),
+        ([1.0, 0.8, 0.6], 4, False),  # it catches up
+        ([0.3, 0.3, 0.3], 4, False),  # the queue is empty
     ],
 )
-def test_draining(trends: list[float], draining: bool) -> None:
-    assert is_draining([window(trend=trend) for trend in trends], SETTINGS) is draining
+def test_draining(seconds: list[float], workers: int, draining: bool) -> None:
+    assert is_draining(responses(*seconds), workers) is draining
 
 
 @pytest.mark.parametrize(
@@ -130,7 +162,7 @@ def test_steady(rates: list[float], steady: bool) -> None:
 def test_equal_windows_are_not_steady_while_the_queue_fills_or_drains(
     trend: float, steady: bool
 ) -> None:
-    assert is_steady([window(trend=trend)] * 3, SETTINGS) is steady
+    assert is_steady(responses(0.5, 0.5 - trend, 0.5 - 2 * trend), SETTINGS) is steady
 
 
 # Residuals with sum 0 and no slope of their own; their squares add up to 2.7. With three degrees
@@ -161,32 +193,58 @@ def test_a_perfect_line_is_a_trend_and_a_constant_is_none() -> None:
     assert not trendless([7, 7, 7, 7])  # too few to tell
 
 
+def early(count: int = 1, rate: float = 100.0) -> list[Window]:
+    return [window(rate, early=True)] * count
+
+
+def test_settled_are_those_after_what_was_made_ahead() -> None:
+    first, second = windows(100, 90)
+    assert settled([*early(2), first, *early(), second]) == [first, second]
+    assert settled(early(3)) == settled([]) == []
+
+
+def test_early_windows_are_never_steady_nor_part_of_what_is() -> None:
+    assert not is_steady(early(5), SETTINGS)
+    assert not is_steady([*early(), *windows(100, 100)], SETTINGS)
+    assert is_steady([*early(rate=500.0), *windows(100, 100, 100)], SETTINGS)
+    # A noisy run without a trend takes five windows, all of them late.
+    noisy = windows(90, 100, 91, 99, 92)
+    assert is_steady([*early(), *noisy], SETTINGS)
+    assert not is_steady([*early(rate=90.0), *noisy[1:]], SETTINGS)
+
+
 def test_warm_up_ends_when_windows_are_steady_and_the_first_batches_are_gone() -> None:
-    several = windows(100, 100, 100)
-    assert warmed_up(several, consumed=300, buffered=32, settings=SETTINGS) == (True, True)
-    assert warmed_up(several, consumed=32, buffered=32, settings=SETTINGS) == (True, True)
+    assert warmed_up(windows(100, 100, 100), SETTINGS) == (True, True)
+    assert warmed_up(windows(100, 100), SETTINGS) == (False, False)
     # What the loader had made ahead of time says nothing about its speed.
-    assert warmed_up(several, consumed=31, buffered=32, settings=SETTINGS) == (False, False)
-    assert warmed_up(several[:2], 300, 0, SETTINGS) == (False, False)
+    assert warmed_up(early(4), SETTINGS) == (False, False)
+    assert warmed_up([*early(), *windows(100, 100)], SETTINGS) == (False, False)
+    assert warmed_up([*early(), *windows(100, 100, 100)], SETTINGS) == (True, True)
 
 
 def test_warm_up_ends_unsteady_at_its_limits() -> None:
-    rising = [100 * 1.1**i for i in range(12)]
+    rising = windows(*(100 * 1.1**i for i in range(12)))
     for count in (5, 11):
-        assert warmed_up(windows(*rising[:count]), 10**6, 0, SETTINGS) == (False, False)
-    assert warmed_up(windows(*rising), 10**6, 0, SETTINGS) == (True, False)
-    # But never before the buffered batches are consumed, whatever the limits.
-    assert warmed_up(windows(*rising), 10, 11, SETTINGS) == (False, False)
+        assert warmed_up(rising[:count], SETTINGS) == (False, False)
+    assert warmed_up(rising, SETTINGS) == (True, False)
+    # Early windows do not count towards the limit, however many there are.
+    assert warmed_up(early(40), SETTINGS) == (False, False)
+    assert warmed_up([*early(40), *rising[:11]], SETTINGS) == (False, False)
+    assert warmed_up([*early(), *rising], SETTINGS) == (True, False)
 
 
 def test_warm_up_ends_unsteady_after_its_time() -> None:
     slow = [window(10.0, 6.0), window(12.0, 6.0)]
     assert sum(w.seconds for w in slow) == pytest.approx(12.0)
     limits = replace(SETTINGS, max_warmup_seconds=11.9)
-    assert warmed_up(slow, 1000, 0, limits) == (True, False)
-    assert warmed_up(slow, 1000, 0, replace(limits, max_warmup_seconds=12.1)) == (False, False)
-    # One window alone never ends it.
-    assert warmed_up([window(10.0, 60.0)], 1000, 0, limits) == (False, False)
+    assert warmed_up(slow, limits) == (True, False)
+    assert warmed_up(slow, replace(limits, max_warmup_seconds=12.1)) == (False, False)
+    # One window alone never ends it, nor does time that went by with early ones.
+    assert warmed_up([window(10.0, 60.0)], limits) == (False, False)
+    long = window(10.0, 60.0, early=True)
+    assert warmed_up([long, long, long], limits) == (False, False)
+    assert warmed_up([long, slow[0]], limits) == (False, False)
+    assert warmed_up([long, *slow], limits) == (True, False)
 
 
 def test_the_error_of_a_median() -> None:
@@ -208,7 +266,9 @@ def test_the_error_of_a_median() -> None:
         # Ten times as noisy: 121.71, against 121.52 and 122.5.
         ([90, 100, 110], 124.0, False),
         ([90, 100, 110], 125.0, True),
+        ([50], 1000.0, False),
         ([50, 50], 1000.0, False),  # two windows tell too little
+        ([50, 50, 50], 1000.0, True),
         ([], 1000.0, False),
         ([50, 50, 50], None, False),  # nothing to compare with
     ],

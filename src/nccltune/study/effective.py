@@ -61,11 +61,11 @@ def effective(
             communicator_config[config] = int(text)
         else:
             process_env[name] = text
-    if set(communicator_config) == {"min_ctas"}:
+    if "min_ctas" in communicator_config and "max_ctas" not in communicator_config:
         # A minimum without a maximum is refused as a field ("Invalid config min/max channels",
         # NCCL 2.28), though not as a variable.
         process_env["NCCL_MIN_CTAS"] = env["NCCL_MIN_CTAS"]
-        communicator_config = {}
+        del communicator_config["min_ctas"]
     return Effective(
         process_env=process_env,
         communicator_env=communicator_env,

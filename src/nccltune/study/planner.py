@@ -79,17 +79,21 @@ class Planner:
             configuration = self._complete(preset.values)
             if key(configuration) not in known and violation(configuration, self._space) is None:
                 return Next(configuration, "search", f"preset {preset.name}")
-        return self._sampled("search", {}, trials)
+        return self._sampled("search", {}, trials, None)
 
     def _sampled(
-        self, stage: Stage, held: Mapping[str, Value], trials: Sequence[Trial]
+        self,
+        stage: Stage,
+        held: Mapping[str, Value],
+        trials: Sequence[Trial],
+        batches: frozenset[int] | None,
     ) -> Next | None:
         """The cheapest of the sampler's next few proposals; the oldest, where none is cheap."""
         waiting = self._waiting[stage]
         while stage not in self._used_up and not any(self._cheap(n.configuration) for n in waiting):
             if len(waiting) >= _LOOKAHEAD:
                 break
-            found = self._drawn(stage, held, trials)
+            found = self._drawn(stage, held, trials, batches)
             if found is None:
                 self._used_up.add(stage)
                 break
@@ -101,23 +105,39 @@ class Planner:
         return chosen
 
     def _drawn(
-        self, stage: Stage, held: Mapping[str, Value], trials: Sequence[Trial]
+        self,
+        stage: Stage,
+        held: Mapping[str, Value],
+        trials: Sequence[Trial],
+        batches: frozenset[int] | None,
     ) -> Next | None:
-        """The sampler's next proposal that is legal and new. What is not is told at once and costs
-        nothing.
+        """The sampler's next proposal that is legal and new, with one of these batch sizes. What is
+        not is told at once and costs nothing.
         """
         measured = {key(t.parameters): t.value for t in trials if t.stage == stage}
-        known = measured | {key(n.configuration): None for n in self._waiting[stage]}
+        waiting = {key(n.configuration) for n in self._waiting[stage]}
         for _ in range(_ATTEMPTS):
             proposal = self._proposer.ask(stage)
             configuration = self._complete({**held, **proposal.values})
-            if violation(configuration, self._space) is not None:
+            name = key(configuration)
+            fits = batches is None or configuration.get("batch_size") in batches
+            if not fits or violation(configuration, self._space) is not None:
                 self._proposer.reject(proposal, None)
-            elif key(configuration) in known:
-                self._proposer.reject(proposal, known[key(configuration)])
+            elif name in measured:
+                self._proposer.reject(proposal, measured[name])
+            elif name in waiting:
+                self._proposer.withdraw(proposal)
             else:
                 return Next(configuration, stage, "sampler", proposal)
         return None
+
+    def close(self) -> None:
+        """Take back the proposals that still wait, so that none is left open in the journal."""
+        for waiting in self._waiting.values():
+            for following in waiting:
+                if following.proposal is not None:
+                    self._proposer.withdraw(following.proposal)
+            waiting.clear()
 
     def _complete(self, values: Mapping[str, Value]) -> dict[str, Value]:
         return canonical(values, self._space)
@@ -154,18 +174,7 @@ class Planner:
                     return Next(configuration, "batch", "larger batch")
         if not any(t.stage == "batch" and t.state == "complete" for t in trials):
             return None
-        return self._next_around(winner, possible, trials)
-
-    def _next_around(
-        self, winner: Trial, possible: Sequence[int], trials: Sequence[Trial]
-    ) -> Next | None:
-        for _ in range(_ATTEMPTS):
-            found = self._sampled("batch", winner.parameters, trials)
-            if found is None or found.configuration["batch_size"] in possible:
-                return found
-            assert found.proposal is not None
-            self._proposer.reject(found.proposal, None)
-        return None
+        return self._sampled("batch", winner.parameters, trials, frozenset(possible))
 
     def _fitting(self, winner: Trial, tried: Mapping[Value, Trial]) -> list[int]:
         """The larger sizes that may fit: below the smallest that ran out of memory, and not

@@ -110,6 +110,10 @@ class Proposer:
         study = self._studies[proposal.stage]
         study.tell(proposal.trial, value if value is not None else self._worst(study))
 
+    def withdraw(self, proposal: Proposal) -> None:
+        """Take back a proposal that was not run, without telling the sampler anything of it."""
+        self._studies[proposal.stage].tell(proposal.trial, state=TrialState.FAIL)
+
     def tell(self, trial: Trial, proposal: Proposal | None = None) -> None:
         """Tell of a trial that is on record. One that the sampler did not propose (baseline,
         presets, batch sizes in turn) is added as it is.

@@ -90,6 +90,7 @@ class Search:
             return self._run()
         finally:
             self.close()
+            self.planner.close()
 
     def _run(self) -> Ending:
         while len(self.store.trials) < self.budget.trials:
@@ -160,6 +161,9 @@ class Search:
         """Fit for a record that others may read: no path of this machine, no host name."""
         return _without(text, self.store.paths.folder.absolute(), os.uname().nodename)
 
+    def _public_facts(self, nccl: Mapping[str, Any]) -> dict[str, Any]:
+        return {**nccl, "warnings": [self._public(text) for text in nccl["warnings"]]}
+
     def _request(self, following: Next, given: Effective) -> dict[str, Any]:
         incumbent = best_of(self.store.trials, "search")
         compares = incumbent is not None and following.stage == "search"
@@ -215,7 +219,7 @@ class Search:
             value=None if outcome.result is None else outcome.result["samples_per_second"],
             result=outcome.result,
             failure=failure,
-            nccl=nccl,
+            nccl=None if nccl is None else self._public_facts(nccl),
             utilization=outcome.utilization,
             seconds=seconds,
         )

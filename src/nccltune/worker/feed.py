@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -25,7 +26,7 @@ class Feed(Protocol):
 
     def next(self) -> Batch: ...
     def start_window(self) -> None: ...
-    def window_stats(self, seconds: float) -> tuple[float, float]: ...
+    def window_stats(self) -> tuple[float, float]: ...
     def drain(self) -> None: ...
     def close(self) -> None: ...
 
@@ -50,7 +51,7 @@ class EndlessSampler(Sampler[int]):
 
 class StampedCollate:
     """Collates as usual and adds when the batch was ready (CLOCK_MONOTONIC is one clock for all
-    processes of a host), so that the training process sees how long batches lay in the queue.
+    processes of a host), so that the training process sees whether the workers keep up.
     """
 
     def __call__(self, samples: list[Any]) -> tuple[Any, float]:
@@ -58,7 +59,12 @@ class StampedCollate:
 
 
 class LoaderFeed:
-    """Batches of a real DataLoader. Counts what was consumed and notes the age of each batch."""
+    """Batches of a real DataLoader, which says whether its workers keep up.
+
+    A DataLoader asks for a batch whenever one is taken, `buffered` ahead. While the workers keep
+    up, each is ready a worker's time later. When they do not, requests wait for a free worker,
+    longer and longer, as long as the queue still hides it: that is seen here before it runs dry.
+    """
 
     def __init__(self, dataset: Dataset[Any], request: Request, ranks: Ranks) -> None:
         self.workers = int(request.loader.get("num_workers") or 0)
@@ -83,18 +89,21 @@ class LoaderFeed:
             drop_last=True,
             generator=torch.Generator().manual_seed(seed + ranks.rank),
         )
+        self._asked = deque([time.monotonic()] * self.buffered)
         self._batches: Iterator[Any] = iter(self._loader)
-        self._ages: list[float] = []
+        self._responses: list[float] = []
         self._waited = 0.0
 
     def _pull(self) -> tuple[Any, float]:
         """The next batch and how long it made us wait, seconds."""
-        asked = time.monotonic()
+        began = time.monotonic()
         batch, ready = next(self._batches)
         now = time.monotonic()
         self.consumed += 1
-        self._ages.append(now - ready)
-        return batch, now - asked
+        if self.workers:
+            self._responses.append(ready - self._asked.popleft())
+            self._asked.append(now)  # now the batch `buffered` further on is asked for
+        return batch, now - began
 
     def next(self) -> Batch:
         batch, waited = self._pull()
@@ -102,20 +111,13 @@ class LoaderFeed:
         return batch[0], batch[1]
 
     def start_window(self) -> None:
-        self._ages.clear()
+        self._responses.clear()
         self._waited = 0.0
 
-    def window_stats(self, seconds: float) -> tuple[float, float]:
-        """(seconds waited, queue trend): see `Window`. Ages are averaged over a round of the
-        workers, since those arrive together.
-        """
-        if self.workers == 0 or len(self._ages) < 2:
-            return self._waited, 0.0
-        span = min(self.workers, len(self._ages) // 2)
-        first = sum(self._ages[:span]) / span
-        last = sum(self._ages[-span:]) / span
-        between = seconds * (len(self._ages) - span) / len(self._ages)
-        return self._waited, (last - first) / between if between > 0 else 0.0
+    def window_stats(self) -> tuple[float, float]:
+        """(seconds waited for batches, mean seconds from asking for a batch to its being ready)."""
+        count = len(self._responses)
+        return self._waited, sum(self._responses) / count if count else 0.0
 
     def drain(self) -> None:
         """Take what lies ready without training on it, so that what comes next is the loader's
@@ -147,7 +149,7 @@ class SyntheticFeed:
 
     def start_window(self) -> None: ...
 
-    def window_stats(self, seconds: float) -> tuple[float, float]:
+    def window_stats(self) -> tuple[float, float]:
         return 0.0, 0.0
 
     def drain(self) -> None: ...

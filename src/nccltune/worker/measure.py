@@ -8,7 +8,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,7 +23,8 @@ from nccltune.worker.windows import (
     Window,
     hopeless,
     is_draining,
-    mean_queue_trend,
+    queue_trend,
+    settled,
     warmed_up,
     window_steps,
 )
@@ -112,17 +113,29 @@ class WindowTimer:
     def warm_up(self) -> bool:
         """Returns whether the windows became steady within the limits."""
         self._clock.start("warmup")
-        settings, feed = self._request.settings, self._job.feed
-        # What lies in the queue now was made before or between the first steps, whose pauses the
-        # ages of batches would show; one more step is timed to size the first window.
-        self._settled = feed.consumed + 1 + feed.buffered
+        settings = self._request.settings
+        self._settle()
+        begin, drained = 0, False
         while True:
             self._run("warmup", warmup=True)
-            if is_draining(self.windows, settings) and feed.buffered > self.windows[-1].steps:
-                feed.drain()  # a short queue has run dry by itself before that would help
-            over, steady = warmed_up(self.windows, settings)
+            windows = self.windows[begin:]
+            over, steady = warmed_up(windows, settings)
             if over:
                 return steady
+            if not drained and self._draining(settled(windows)[-settings.steady_windows :]):
+                self._job.feed.drain()
+                self._settle()
+                begin, drained = len(self.windows), True
+
+    def _settle(self) -> None:
+        """From here on, what lies in the queue has to be consumed before windows can count; one
+        more step may be taken to size the first of them.
+        """
+        self._settled = self._job.feed.consumed + 1 + self._job.feed.buffered
+
+    def _draining(self, windows: list[Window]) -> bool:
+        several = len(windows) >= self._request.settings.steady_windows
+        return several and is_draining(windows, self._job.feed.workers)
 
     def measure(self) -> bool:
         """Returns whether it was ended early as surely slower than the incumbent."""
@@ -132,17 +145,14 @@ class WindowTimer:
         for number in range(most):
             self._run("measure", warmup=False)
             counting = self.counting
-            spent = sum(window.seconds for window in self.windows if not window.warmup)
+            spent = sum(window.seconds for window in counting)
             enough = len(counting) >= settings.windows or (
                 len(counting) >= 2 and spent >= settings.max_measure_seconds
             )
-            if enough and (mean_queue_trend(counting) >= -QUEUE_TREND or number == most - 1):
+            if enough and (not self._draining(counting) or number == most - 1):
                 return False
             if hopeless(self.rates(), settings):
                 return True
-        if not self.counting:  # nothing better is to be had: what was seen counts, as it is
-            last = self.windows[-settings.windows :]
-            self.windows[-len(last) :] = [replace(window, counts=True) for window in last]
         return False
 
     def _run(self, phase: str, *, warmup: bool) -> Window:
@@ -155,19 +165,16 @@ class WindowTimer:
             job.step(phase)
         job.synchronize()
         seconds = time.perf_counter() - began
-        rows = self._ranks.gather([seconds, *feed.window_stats(seconds)])
-        trends = [row[2] for row in rows]
-        trend = min(trends) if min(trends) < -abs(max(trends)) else max(trends)
+        rows = self._ranks.gather([seconds, *feed.window_stats()])
         window = Window(
             steps=steps,
             rank_seconds=tuple(row[0] for row in rows),
             data_wait=max(row[1] for row in rows),
-            queue_trend=round(trend, 4),
+            response=round(max(row[2] for row in rows), 6),
             warmup=warmup,
-            counts=False,
+            counts=not warmup,
             early=early,
         )
-        window = replace(window, counts=not warmup and not window.clearly_draining)
         self.windows.append(window)
         self._announce("window", window=window.to_dict())
         return window
@@ -203,8 +210,8 @@ def _result(
         "data_wait_share": sum(w.data_wait for w in counting) / sum(w.seconds for w in counting),
         "steps": steps,
         "windows": [window.to_dict() for window in timer.windows],
-        "steady": steady and abs(mean_queue_trend(counting)) <= QUEUE_TREND,
-        "queue_trend": round(mean_queue_trend(counting), 4),
+        "steady": steady and abs(queue_trend(counting)) <= QUEUE_TREND,
+        "queue_trend": round(queue_trend(counting), 4),
         "cut": cut,
         "collectives_checked": checked,
         "parameters": sum(p.numel() for p in job.model.parameters()),

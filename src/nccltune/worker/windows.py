@@ -14,10 +14,9 @@ from typing import Any
 from nccltune.worker.spec import Settings
 
 QUEUE_TREND = 0.05
-"""A loader queue that shrinks (or grows) by more than this share of the time biases what is seen.
-One window alone tells no better than a round of its workers; several together do."""
-CLEAR_TREND = 0.5
-"""So much in one window is no accident."""
+"""A loader queue that shrinks (or grows) by more than this share of the time misleads."""
+_HIDDEN = 0.1
+_BEHIND = 1.5  # times its share of the steps that a worker may take before it counts as behind
 _TREND_WINDOWS = 5
 _LONG_ROUND = 10.0  # windows; a round of many workers can be long where steps are slow
 _CUT_WINDOWS = 3  # a standard error from two windows says nothing
@@ -29,15 +28,14 @@ class Window:
     """A timed run of steps.
 
     `rank_seconds` has each rank's time; the slowest counts. `data_wait` is the longest time a rank
-    spent waiting for batches, seconds. `queue_trend` is how much older (+) or younger (-) batches
-    got over the window, as a share of the window: -0.2 means that a fifth of what was consumed had
-    been produced before, so the rate seen is not one that lasts.
+    spent waiting for batches, `response` the mean time from asking a loader's workers for a batch
+    to its being ready, of the rank where that took longest (both in seconds).
     """
 
     steps: int
     rank_seconds: tuple[float, ...]
     data_wait: float
-    queue_trend: float
+    response: float
     warmup: bool
     counts: bool
     early: bool = False
@@ -51,10 +49,6 @@ class Window:
     def steps_per_second(self) -> float:
         return self.steps / self.seconds
 
-    @property
-    def clearly_draining(self) -> bool:
-        return self.queue_trend < -CLEAR_TREND
-
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"rank_seconds": [round(s, 6) for s in self.rank_seconds]}
 
@@ -67,40 +61,53 @@ def window_steps(step_seconds: float, workers: int, settings: Settings) -> int:
     round_seconds = workers * step_seconds
     if workers == 0 or round_seconds > _LONG_ROUND * settings.window_seconds:
         return steps
-    rounds = math.ceil(steps / workers)
-    if rounds == 1 and 2 * round_seconds <= _LONG_ROUND / 2 * settings.window_seconds:
-        rounds = 2
-    return rounds * workers
+    return math.ceil(steps / workers) * workers
 
 
-def mean_queue_trend(windows: Sequence[Window]) -> float:
-    """The queue's trend over several windows, weighted by their time."""
-    total = sum(window.seconds for window in windows)
-    return sum(w.queue_trend * w.seconds for w in windows) / total if total else 0.0
+def queue_trend(windows: Sequence[Window]) -> float:
+    """How fast the loader's queue fills (+) or drains (-), as a share of the time: minus the slope
+    of the workers' response over the windows. Workers that make only 80 batches while 100 are
+    taken fall behind by a quarter of the time: -0.25. Zero where the workers keep up, and where
+    the queue is empty, so that training goes at their pace.
+    """
+    if len(windows) < 2:
+        return 0.0
+    middles, now = [], 0.0
+    for window in windows:
+        middles.append(now + window.seconds / 2)
+        now += window.seconds
+    return -statistics.linear_regression(middles, [w.response for w in windows]).slope
 
 
-def is_draining(windows: Sequence[Window], settings: Settings) -> bool:
-    """Whether the last windows live on what the loader had made before."""
-    later = [window for window in windows if not window.early]
-    last = later[-settings.steady_windows :]
-    several = len(last) == settings.steady_windows
-    clearly = bool(last) and last[-1].clearly_draining
-    return clearly or (several and mean_queue_trend(last) < -QUEUE_TREND)
+def is_draining(windows: Sequence[Window], workers: int) -> bool:
+    """Whether these windows live on what the loader had made before: its workers are behind, and
+    fall further behind.
+    """
+    if not windows or workers == 0:
+        return False
+    last = windows[-1]
+    behind = last.response > _BEHIND * workers / last.steps_per_second
+    hidden = last.data_wait < _HIDDEN * last.seconds  # an empty queue shows as waiting
+    return behind and hidden and queue_trend(windows) < -QUEUE_TREND
+
+
+def settled(windows: Sequence[Window]) -> list[Window]:
+    """Those after what the loader had made ahead."""
+    return [window for window in windows if not window.early]
 
 
 def is_steady(windows: Sequence[Window], settings: Settings) -> bool:
     """Whether the speed has settled: the last windows agree closely, or, on a noisy machine, show
     no trend; and the loader's queue neither drains nor fills.
     """
-    last = windows[-settings.steady_windows :]
-    if len(last) < settings.steady_windows or any(window.early for window in last):
-        return False
-    if abs(mean_queue_trend(last)) > QUEUE_TREND:
+    later = settled(windows)
+    last = later[-settings.steady_windows :]
+    if len(last) < settings.steady_windows or abs(queue_trend(last)) > QUEUE_TREND:
         return False
     rates = [window.steps_per_second for window in last]
     if (max(rates) - min(rates)) / statistics.median(rates) <= settings.steady_spread:
         return True
-    return trendless([w.steps_per_second for w in windows[-_TREND_WINDOWS:] if not w.early])
+    return trendless([window.steps_per_second for window in later[-_TREND_WINDOWS:]])
 
 
 def trendless(rates: Sequence[float]) -> bool:
@@ -122,7 +129,7 @@ def warmed_up(windows: Sequence[Window], settings: Settings) -> tuple[bool, bool
     """(warm-up is over, it is steady)."""
     if is_steady(windows, settings):
         return True, True
-    later = [window for window in windows if not window.early]
+    later = settled(windows)
     too_long = sum(window.seconds for window in later) >= settings.max_warmup_seconds
     over = len(later) >= settings.max_warmup_windows or (too_long and len(later) >= 2)
     return over, False

@@ -1,0 +1,226 @@
+"""The order of windows in a measurement, with a job whose steps take as long as they are told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nccltune.worker.measure import Clock, WindowTimer
+from nccltune.worker.spec import Request, Settings, Workload
+from nccltune.worker.windows import Window
+
+WORKLOAD = Workload(
+    model="resnet18",
+    data="images",
+    folder=None,
+    image_size=8,
+    precision="fp32",
+    channels_last=False,
+    cudnn_benchmark=False,
+    device="cpu",
+    backend="gloo",
+    seed=0,
+)
+Response = Callable[[int], float]
+"""How long the loader takes to make a batch in a window that begins after so many."""
+
+
+class Job:
+    """One rank with a loader; `now` is its time. It is its own feed and its own ranks."""
+
+    world_size = 1
+
+    def __init__(
+        self,
+        step_seconds: Callable[[int], float] | float = 0.1,
+        workers: int = 0,
+        buffered: int | None = None,
+        response: Response = lambda _consumed: 0.05,
+    ) -> None:
+        self.feed = self
+        self.workers = workers
+        self.buffered = 2 * workers if buffered is None else buffered
+        self.consumed = 2  # the first steps
+        self.now = 0.0
+        self.drained_at: list[int] = []
+        self.response = response
+        self._step = step_seconds
+        self._began = 0
+        self._windows = 0
+
+    def step(self, _phase: str) -> None:
+        self.now += self._step if isinstance(self._step, float) else self._step(self.consumed)
+        self.consumed += 1
+
+    def synchronize(self) -> None: ...
+
+    def start_window(self) -> None:
+        self._began = self.consumed
+        self._windows += 1
+        assert self._windows < 200, "windows without end"
+
+    def window_stats(self) -> tuple[float, float]:
+        return 0.0, self.response(self._began)
+
+    def drain(self) -> None:
+        self.drained_at.append(self.consumed)
+        self.consumed += self.buffered
+
+    def gather(self, row: list[float]) -> list[list[float]]:
+        return [row]
+
+
+@pytest.fixture
+def timer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., WindowTimer]:
+    def made(job: Any, **settings: Any) -> WindowTimer:
+        now = SimpleNamespace(perf_counter=lambda: job.now, monotonic=lambda: job.now)
+        monkeypatch.setattr("nccltune.worker.measure.time", now)
+        request = Request("m0000", WORKLOAD, Settings(**settings), {}, {}, batch_size=4)
+        return WindowTimer(request, job, job, Clock(_quiet), _quiet)
+
+    return made
+
+
+def _quiet(*_: Any, **__: Any) -> None: ...
+
+
+def early(windows: list[Window]) -> list[bool]:
+    return [window.early for window in windows]
+
+
+Timer = Callable[..., WindowTimer]
+
+
+def test_without_a_queue_no_window_is_early(timer: Timer) -> None:
+    job = Job()
+    found = timer(job)
+    assert found.warm_up() is True
+    assert early(found.windows) == [False] * 3
+    assert [w.steps for w in found.windows] == [5, 5, 5]
+    assert job.consumed == 2 + 1 + 15  # one step is timed to size the first window
+
+
+@pytest.mark.parametrize(
+    ("buffered", "count"),
+    [(1, 1), (5, 1), (6, 2), (8, 2), (20, 4), (21, 5)],
+)
+def test_windows_are_early_until_what_was_made_before_is_consumed(
+    timer: Timer, buffered: int, count: int
+) -> None:
+    # 2 first steps and the timed one; then windows of 5 steps begin at 3, 8, 13, and so on, and
+    # those that begin below 3 + buffered are early.
+    job = Job(workers=1, buffered=buffered)
+    found = timer(job)
+    assert found.warm_up() is True
+    assert early(found.windows) == [True] * count + [False] * 3
+    assert job.drained_at == []
+
+
+def test_a_long_queue_may_outlast_the_limits_of_the_warm_up(timer: Timer) -> None:
+    job = Job(workers=1, buffered=100)
+    found = timer(job, max_warmup_windows=4, max_warmup_seconds=1.0)
+    assert found.warm_up() is True
+    assert early(found.windows) == [True] * 20 + [False] * 3
+
+
+def rising_until(end: int) -> Response:
+    """Up to there the worker falls behind by 0.02 s a batch: by a fifth of the time."""
+    return lambda consumed: 0.2 + 0.02 * consumed if consumed < end else 0.05
+
+
+def test_what_early_windows_show_is_no_reason_to_drain(timer: Timer) -> None:
+    job = Job(workers=1, buffered=20, response=rising_until(23))
+    found = timer(job)
+    assert found.warm_up() is True
+    assert early(found.windows) == [True] * 4 + [False] * 3
+    assert job.drained_at == []
+
+
+def test_a_queue_that_drains_is_taken_once_and_what_is_made_then_is_early_again(
+    timer: Timer,
+) -> None:
+    # Windows that begin at 3, 8, 13 and 18 are early; at 23, 28 and 33 the queue drains. Of the 38
+    # and 20 more that are taken then, the next 1 + 20 were asked for before: 58 to 78 are early.
+    job = Job(workers=1, buffered=20, response=rising_until(58))
+    found = timer(job)
+    assert found.warm_up() is True
+    assert job.drained_at == [38]
+    assert early(found.windows) == [True] * 4 + [False] * 3 + [True] * 5 + [False] * 3
+
+
+def test_two_windows_do_not_tell_that_the_queue_drains(timer: Timer) -> None:
+    job = Job(workers=1, buffered=20, response=rising_until(33))
+    found = timer(job)
+    assert found.warm_up() is True
+    assert job.drained_at == []
+
+
+def test_an_empty_queue_is_the_loaders_own_pace(timer: Timer) -> None:
+    # Far behind, but no further from window to window.
+    job = Job(workers=1, buffered=4, response=lambda _: 3.0)
+    found = timer(job)
+    assert found.warm_up() is True
+    assert early(found.windows) == [True] + [False] * 3
+    assert job.drained_at == []
+
+
+def test_the_warm_up_ends_at_its_limit_where_speed_never_settles(timer: Timer) -> None:
+    job = Job(step_seconds=lambda consumed: 0.1 * 0.99**consumed, workers=1, buffered=10)
+    found = timer(job, max_warmup_windows=6)
+    assert found.warm_up() is False
+    assert early(found.windows) == [True] * 2 + [False] * 6
+
+
+def test_four_windows_count_and_the_warm_ups_do_not(timer: Timer) -> None:
+    job = Job()
+    found = timer(job)
+    found.warm_up()
+    assert found.measure() is False
+    assert [w.counts for w in found.windows] == [False] * 3 + [True] * 4
+    assert [w.warmup for w in found.windows] == [True] * 3 + [False] * 4
+    assert found.rates() == pytest.approx([40.0] * 4)  # batches of 4, ten steps/s, one rank
+
+
+def test_more_windows_are_run_while_the_queue_drains_but_no_more_than_eight(
+    timer: Timer,
+) -> None:
+    job = Job(workers=1, buffered=0)
+    found = timer(job)
+    assert found.warm_up() is True
+    job.response = rising_until(10**6)
+    assert found.measure() is False
+    assert [w.counts for w in found.windows] == [False] * 3 + [True] * 8
+    assert job.drained_at == []  # while it is measured nothing is thrown away
+
+
+def test_measuring_ends_after_its_time(timer: Timer) -> None:
+    job = Job(step_seconds=1.0)
+    found = timer(job)
+    found.warm_up()
+    assert found.measure() is False
+    assert [w.seconds for w in found.counting] == [5.0, 5.0]  # 10 s are above 8 s
+
+
+@pytest.mark.parametrize(
+    ("incumbent", "cut", "windows"),
+    [(None, False, 4), (40.8, False, 4), (41.0, True, 3), (400.0, True, 3)],
+)
+def test_a_hopeless_one_is_cut_after_three_windows_that_count(
+    timer: Timer, incumbent: float | None, cut: bool, windows: int
+) -> None:
+    found = timer(Job(), cut_below=incumbent)  # 40 samples/s; 2 % below 41 are 40.18
+    found.warm_up()
+    assert found.measure() is cut
+    assert len(found.counting) == windows
+
+
+def test_windows_are_whole_rounds_of_the_workers(timer: Timer) -> None:
+    job = Job(step_seconds=0.025, workers=5)
+    found = timer(job)
+    found.warm_up()
+    assert {w.steps for w in found.windows} == {15}  # 12 would be 0.3 s
+    assert all(math.isclose(w.seconds, 0.375) for w in found.windows)
