@@ -23,12 +23,12 @@ MISTAKES = {
 }
 
 REFUSED = {
-    "no trial": (["--trials", "0"], "'--trials': must be at least 1, got 0"),
-    "fewer than none": (["--trials", "-3"], "'--trials': must be at least 1, got -3"),
+    "no trial": (["--trials", "0"], "'--trials': must be 1 to 1000000000, got 0"),
+    "fewer than none": (["--trials", "-3"], "'--trials': must be 1 to 1000000000, got -3"),
     "half a trial": (["--trials", "1.5"], "'--trials': '1.5' is not a valid integer"),
-    "no rank": (["--nproc-per-node", "0"], "'--nproc-per-node': must be at least 1, got 0"),
-    "no sample": (["--batch-size", "0"], "'--batch-size': must be at least 1, got 0"),
-    "no pixel": (["--image-size", "0"], "'--image-size': must be at least 1, got 0"),
+    "no rank": (["--nproc-per-node", "0"], "'--nproc-per-node': must be 1 to 1000000000, got 0"),
+    "no sample": (["--batch-size", "0"], "'--batch-size': must be 1 to 1000000000, got 0"),
+    "no pixel": (["--image-size", "0"], "'--image-size': must be 1 to 1000000000, got 0"),
     "fewer workers than none": (["--num-workers", "-1"], "'--num-workers'"),
     "another device": (["--device", "tpu"], "'tpu' is not one of 'auto', 'cuda', 'cpu'"),
     "another backend": (["--backend", "mpi"], "'mpi' is not one of 'auto', 'nccl', 'gloo'"),

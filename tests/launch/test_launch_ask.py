@@ -64,7 +64,12 @@ def test_a_crash_tells_the_last_it_said(tmp_path: Path) -> None:
 
 
 def test_a_silent_end(tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match=r"did not answer \(exit code 0\): it printed nothing"):
+    with pytest.raises(StudyError, match=r"did not answer \(exit code 4\): it printed nothing"):
+        ask(python(tmp_path, "exit 4"), tmp_path)
+
+
+def test_a_program_that_is_no_python(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not answer as a Python would"):
         ask(python(tmp_path, "exit 0"), tmp_path)
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nccltune.errors import StudyError
-from nccltune.launch.environment import DIAGNOSTIC, launch_environment, nccl_log_variables
+from nccltune.launch.environment import (
+    DIAGNOSTIC,
+    launch_environment,
+    nccl_log_variables,
+    refuse_overrides,
+)
 from nccltune.launch.plan import LaunchPlan, torchrun_argv
 from nccltune.launch.stopping import StopFlag
-from nccltune.launch.torchrun import TorchrunLauncher
+from nccltune.launch.torchrun import TorchrunGroup, TorchrunLauncher
 from nccltune.nccl.site import SiteVariable, site_variables
 
 BASE = {"PATH": "/bin", "NCCL_SOCKET_IFNAME": "eth0", "NCCL_NVLS_ENABLE": "0"}
@@ -40,6 +47,29 @@ def test_nor_is_one_from_a_file() -> None:
     pinned = {"NCCL_ALGO": SiteVariable("NCCL_ALGO", "Ring", "/etc/nccl.conf")}
     with pytest.raises(StudyError, match=r"the site's NCCL_ALGO=Ring \(/etc/nccl\.conf\)"):
         launch_environment({}, pinned, {"NCCL_ALGO": "Tree"})
+
+
+def test_what_keeps_multicast_off_is_set_outright() -> None:
+    def held(name: str, value: str) -> dict[str, SiteVariable]:
+        return {name: SiteVariable(name, value, "/etc/nccl.conf")}
+
+    others = held("NCCL_SOCKET_IFNAME", "eth0") | held("NVSHMEM_DISABLE_NVLS", "0")
+    pinned = others | held("NCCL_NVLS_ENABLE", "0") | held("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+    assert launch_environment({"PATH": "/bin"}, pinned, {"NCCL_ALGO": "Ring"}) == {
+        "PATH": "/bin",
+        "NCCL_ALGO": "Ring",
+        "NCCL_NVLS_ENABLE": "0",
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    }
+    switched_on = held("NCCL_NVLS_ENABLE", "2")
+    assert launch_environment({}, switched_on, {}) == {}
+
+
+def test_overrides_are_refused_for_live_ranks_too() -> None:
+    pinned = site(NCCL_ALGO="Ring", NCCL_DEBUG="WARN")
+    refuse_overrides(pinned, {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "NCCL_DEBUG": "INFO"})
+    with pytest.raises(StudyError, match="NCCL_ALGO=Tree would override the site's NCCL_ALGO=Ring"):
+        refuse_overrides(pinned, {"NCCL_PROTO": "Simple", "NCCL_ALGO": "Tree"})
 
 
 def test_the_same_value_may_be_said_again() -> None:
@@ -89,7 +119,7 @@ def test_a_plan_reads_as_one_would_type_it() -> None:
     ]
 
 
-def planned(backend: str, process_env: dict[str, str], **base: str) -> LaunchPlan:
+def planned(backend: str, process_env: dict[str, str], gpus: Any = (), **base: str) -> LaunchPlan:
     launcher = TorchrunLauncher(
         python="/opt/python",
         nproc_per_node=2,
@@ -97,7 +127,7 @@ def planned(backend: str, process_env: dict[str, str], **base: str) -> LaunchPla
         worker_path=Path("/study/worker"),
         base=base,
         site={},
-        gpus=(),
+        gpus=gpus,
         tag="abc",
         stop=StopFlag(),
     )
@@ -130,3 +160,40 @@ def test_with_nccl_its_log_is_added_and_a_trial_cannot_turn_it_off() -> None:
 def test_the_users_own_path_is_kept_behind_the_workers() -> None:
     plan = planned("gloo", {}, PYTHONPATH="/my/code:/more")
     assert plan.added["PYTHONPATH"] == "/study/worker:/my/code:/more"
+
+
+def test_gpus_are_numbered_as_the_driver_does_unless_the_user_says_how() -> None:
+    gpus = (object(), object())
+    assert planned("nccl", {}, gpus).added["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert "CUDA_DEVICE_ORDER" not in planned("gloo", {}).added
+    own = planned("nccl", {}, gpus, CUDA_DEVICE_ORDER="FASTEST_FIRST")
+    assert "CUDA_DEVICE_ORDER" not in own.added  # theirs stays in the environment
+
+
+def test_a_group_lives_until_a_rank_is_gone_or_says_that_it_fails(tmp_path: Path) -> None:
+    with (
+        subprocess.Popen(["sleep", "600"]) as launch,
+        subprocess.Popen(["sleep", "600"]) as first,
+        subprocess.Popen(["sleep", "600"]) as second,
+    ):
+        try:
+            group: Any = object.__new__(TorchrunGroup)
+            group._process, group._log_dir, group._closed = launch, tmp_path, False
+            group._pids = [first.pid, second.pid]
+            (tmp_path / "rank1.log").touch()
+            assert group.alive
+            (tmp_path / "rank1.error.json").touch()
+            assert not group.alive
+            (tmp_path / "rank1.error.json").unlink()
+            assert group.alive
+            second.kill()
+            second.wait()
+            assert not group.alive
+            group._pids = [first.pid]
+            assert group.alive
+            launch.kill()
+            launch.wait()
+            assert not group.alive
+        finally:
+            for process in (launch, first, second):
+                process.kill()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
+from nccltune.errors import StudyError
 from nccltune.launch.leftovers import TAG, end_tagged, is_running, tagged_processes
 from nccltune.study.definition import new_tag
 
@@ -34,15 +36,43 @@ def sleeper(**environment: str) -> Iterator[subprocess.Popen[bytes]]:
 def test_only_the_processes_of_that_study_are_ended() -> None:
     ours, other = new_tag(), new_tag()
     with sleeper(**{TAG: ours}) as left, sleeper(**{TAG: other}) as stranger, sleeper() as free:
-        found = tagged_processes(ours)
+        deadline = time.monotonic() + 20  # until the shell has started its sleep
+        while len(found := tagged_processes(ours)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
         assert left.pid in found
-        assert len(found) == 2  # the shell and its sleep
+        assert len(found) == 2
         assert end_tagged(ours) == 2
         left.wait(30)
         assert tagged_processes(ours) == []
         assert is_running(stranger.pid)
         assert is_running(free.pid)
         assert stranger.pid in tagged_processes(other)
+
+
+def test_it_is_waited_for_until_they_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    tag, kill, began = new_tag(), os.kill, time.monotonic()
+
+    def late(pid: int, number: int) -> None:
+        if time.monotonic() > began + 0.3:  # as one that first gives its memory back
+            kill(pid, number)
+
+    with sleeper(**{TAG: tag}) as left:
+        began = time.monotonic()
+        monkeypatch.setattr(os, "kill", late)
+        assert end_tagged(tag) == 2
+        assert not is_running(left.pid)
+        assert time.monotonic() > began + 0.3
+
+
+def test_those_that_cannot_be_ended_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    tag = new_tag()
+    with sleeper(**{TAG: tag}) as left, monkeypatch.context() as patch:
+        patch.setattr("nccltune.launch.leftovers._SECONDS", 0.1)
+        patch.setattr(os, "kill", lambda *_: None)
+        with pytest.raises(StudyError, match=r"^processes of this study cannot be ended: ") as told:
+            end_tagged(tag)
+        assert is_running(left.pid)
+    assert str(left.pid) in str(told.value)
 
 
 def test_the_tag_must_match_whole() -> None:

@@ -38,3 +38,30 @@ def test_handlers_are_given_back_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), StopFlag().installed():
         raise ZeroDivisionError
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_signal_that_was_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+    try:
+        flag = StopFlag()
+        with flag.installed():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not flag.requested
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert flag.requested
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_only_ctrl_c_makes_the_next_ctrl_c_stop_at_once(number: signal.Signals) -> None:
+    flag = StopFlag()
+    with flag.installed():
+        noting = signal.getsignal(signal.SIGINT)
+        os.kill(os.getpid(), number)
+        assert flag.requested
+        assert signal.getsignal(signal.SIGINT) == noting
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -89,6 +89,9 @@ REFUSED_FIXES = [
      "broadcast_buffers, static_graph, and NCCL's own variables can be fixed; export any other "
      "variable before starting nccltune"),
     ({"module": 1}, {}, "--fix module: DDP's module belongs to the job and cannot be fixed"),
+    ({"NCCL_CONF_FILE": "/other.conf"}, {},
+     "--fix NCCL_CONF_FILE=/other.conf: NCCL_CONF_FILE belongs to the launch and cannot be "
+     "searched or held"),
     ({"gradient_as_bucket_view": True}, {},
      "--fix gradient_as_bucket_view: DDP of the job's torch does not take it"),
     ({"num_workers": -1}, {},

@@ -114,6 +114,9 @@ RULES = [
      "a.yaml: parameters.num_worker.default: must be one of 1, got null"),
     (parameter("{target: loader, choices: [true, false], default: true}", "pin_memory"),
      "a.yaml: parameters.pin_memory.target: pin_memory is set by rule and cannot be searched"),
+    (parameter("{target: env, choices: [null, x]}", "LD_PRELOAD"),
+     "a.yaml: parameters.LD_PRELOAD.target: LD_PRELOAD belongs to the launch and cannot be "
+     "searched or held"),
     (parameter("{target: ddp, choices: [null, 1]}", "process_group"),
      "a.yaml: parameters.process_group.target: DDP's process_group belongs to the job and "
      "cannot be searched"),

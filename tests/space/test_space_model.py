@@ -8,6 +8,7 @@ from packaging.version import Version
 from pydantic import ValidationError
 
 from nccltune.nccl.values import refusal
+from nccltune.space.arguments import LAUNCHERS_OWN, target_problem
 from nccltune.space.conditions import When
 from nccltune.space.constraints import BUILT_IN, Constraints
 from nccltune.space.facts import Facts
@@ -189,3 +190,28 @@ def test_shipped_files_say_what_each_parameter_is_and_where_presets_come_from() 
         assert all(p.about for p in space.parameters.values())
         assert all(p.risk in ("safe", "numerics") for p in space.parameters.values())
         assert all(p.default in (None, False) for p in space.parameters.values())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *sorted(LAUNCHERS_OWN),
+        "LD_LIBRARY_PATH",
+        "LD_PRELOAD",
+        "TORCHELASTIC_RUN_ID",
+        "NCCLTUNE_TAG",
+    ],
+)
+def test_variables_of_the_launch_are_no_settings(name: str) -> None:
+    assert target_problem(name, "env") == (
+        f"{name} belongs to the launch and cannot be searched or held"
+    )
+
+
+def test_which_variables_belong_to_the_launch() -> None:
+    assert {
+        "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "NCCL_CONF_FILE",
+        "NCCL_ENV_PLUGIN", "PYTHONPATH", "RANK", "WORLD_SIZE",
+    } <= LAUNCHERS_OWN  # fmt: skip
+    for name in ("NCCL_ALGO", "OMP_NUM_THREADS", "NCCL_TUNER_PLUGIN", "TORCH_NCCL_AVOID_RECORD"):
+        assert target_problem(name, "env") is None

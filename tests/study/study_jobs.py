@@ -16,11 +16,12 @@ from nccltune.nccl.site import SiteVariable
 from nccltune.space import Facts, ResolvedSpace, Selection, Space, resolve
 from nccltune.study.budget import Budget
 from nccltune.study.definition import Definition, Task
+from nccltune.study.folder import StudyPaths, locked
 from nccltune.study.planner import Memory, Planner, stage_parameters
 from nccltune.study.proposals import Proposal, Proposer
 from nccltune.study.records import Measurement, Stage, Trial
 from nccltune.study.search import Search
-from nccltune.study.store import Store, StudyPaths, locked
+from nccltune.study.store import Store
 from nccltune.worker.spec import Settings, Workload
 
 NCCL = Version("2.28.9")

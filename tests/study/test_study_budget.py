@@ -54,6 +54,14 @@ def test_steps_of_a_larger_batch_may_take_longer_but_the_rest_may_not() -> None:
     )
 
 
+def test_a_cold_start_has_at_least_five_minutes() -> None:
+    warm = limits_from(measurement(0))
+    assert limits_from(measurement(0), cold=True) == replace(warm, start=300.0)
+    slow = measurement(0, seconds={"start": 80.0}, result=slow_baseline())
+    assert limits_from(slow, cold=True) == limits_from(slow)
+    assert limits_from(slow).start == 480.0
+
+
 def test_limits_by_phase() -> None:
     limits = Limits(start=1, build=2, first_step=3, check=4, window=5)
     phases = ("start", "build", "first_step", "check", "warmup", "measure", "verify")

@@ -26,13 +26,13 @@ from nccltune.space import ResolvedSpace, builtin_names, load, resolve
 from nccltune.space.resolve import Selection
 from nccltune.study.definition import (
     Definition,
-    changes_of,
+    command_line,
     default_name,
     differences,
     new_tag,
     refuse_changes,
 )
-from nccltune.study.store import StudyPaths, read_definition
+from nccltune.study.folder import StudyPaths, read_definition
 
 SPACE = space_of(presets=PRESETS)
 
@@ -208,4 +208,4 @@ def test_tags_differ() -> None:
 
 def test_a_command_is_told_on_one_line_as_it_would_be_typed() -> None:
     command = ("nccltune", "search", "--data", "/my data", "--fix", "NCCL_ALGO=a;b")
-    assert changes_of(command) == "nccltune search --data '/my data' --fix 'NCCL_ALGO=a;b'"
+    assert command_line(command) == "nccltune search --data '/my data' --fix 'NCCL_ALGO=a;b'"

@@ -170,3 +170,13 @@ def test_fixed_variables_are_given_like_searched_ones() -> None:
     found = effective(canonical({}, space), space, nccl=NCCL, config_fields=ALL_FIELDS, task=TASK)
     assert found.env == found.process_env == {"NCCL_BUFFSIZE": "8388608"}
     assert found.loader["num_workers"] == 4
+
+
+def test_what_the_site_holds_is_left_to_it() -> None:
+    space = space_of(fix={"NCCL_PROTO": "Simple"})
+    whole = canonical({"NCCL_ALGO": "Ring", "NCCL_BUFFSIZE": 8388608, "NCCL_MIN_CTAS": 4}, space)
+    site = {"NCCL_PROTO", "NCCL_BUFFSIZE", "NCCL_MIN_CTAS", "NCCL_SOCKET_IFNAME"}
+    found = effective(whole, space, nccl=NCCL, config_fields=ALL_FIELDS, task=TASK, site=site)
+    assert found.env == {"NCCL_ALGO": "ring,tree;allreduce:ring"}
+    assert found.communicator_env == found.env
+    assert (found.process_env, found.communicator_config) == ({}, {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,10 @@ from nccltune.errors import Interrupted, StudyError
 from nccltune.launch.protocol import Failure, Outcome
 from nccltune.launch.stopping import StopFlag
 from nccltune.nccl.site import SiteVariable
+from nccltune.study.folder import StudyPaths, locked
 from nccltune.study.records import Measurement
 from nccltune.study.search import Search
-from nccltune.study.store import Store, StudyPaths, locked
+from nccltune.study.store import Store
 
 SPACE = space_of(
     {
@@ -144,10 +146,11 @@ def test_of_some_proposals_those_that_fit_the_live_group_come_first(paths: Study
 @pytest.mark.parametrize(
     ("which", "expected"),
     [
-        ((1,), [0, 0, 1, 1, 1, 1]),
-        ((2, 3), [0, 0, 0, 1, 2, 2]),
-        ((5,), [0, 0, 0, 0, 0, 0]),
-        ((1, 2, 3, 4, 5), [0, 0, 1, 2, 3, 4]),
+        # A failure in ranks that measured before is repeated in new ones, which end with it too.
+        ((1,), [0, 1, 2, 2, 2, 2]),
+        ((2, 3), [0, 0, 1, 2, 3, 3]),
+        ((5,), [0, 0, 0, 0, 0, 1]),
+        ((1, 2, 3, 4, 5), [0, 1, 2, 3, 4, 5]),
     ],
 )
 def test_a_group_that_failed_measures_nothing_more(
@@ -157,6 +160,74 @@ def test_a_group_that_failed_measures_nothing_more(
     assert launches(found) == expected
     assert launcher.opened == expected[-1] + 1
     assert [m.trial for m in found if m.state == "failed"] == list(which)
+
+
+def ids(launcher: FormulaLauncher) -> list[str]:
+    return [asked.message["id"] for asked in launcher.asked]
+
+
+def test_a_failure_of_ranks_that_measured_before_counts_only_when_it_comes_again(
+    paths: StudyPaths,
+) -> None:
+    failures = iter([CRASH])
+
+    def once(asked: Asked) -> float | Failure:
+        return next(failures, 100.0) if asked.message["id"] == "m0002" else 100.0
+
+    launcher, _, found = scripted(paths, buckets(10, 20, 30), once)
+    assert [(m.state, m.value) for m in found] == [("complete", 100.0)] * 4
+    assert launches(found) == [0, 0, 1, 1]
+    assert ids(launcher) == ["m0000", "m0001", "m0002", "m0002", "m0003"]
+    one, other = launcher.asked[2:4]
+    assert {**one.message} == {**other.message}
+    assert launcher.asked_by_group == [3, 2]
+
+
+def test_it_is_repeated_once(paths: StudyPaths) -> None:
+    failures = iter([CRASH, Failure("timeout", "silent", 0)])
+
+    def twice(asked: Asked) -> float | Failure:
+        return next(failures, 100.0) if asked.message["id"] == "m0001" else 100.0
+
+    launcher, _, found = scripted(paths, buckets(10, 20), twice)
+    assert ids(launcher) == ["m0000", "m0001", "m0001", "m0002"]
+    assert [m.state for m in found] == ["complete", "failed", "complete"]
+    assert found[1].failure is not None and found[1].failure["kind"] == "timeout"  # the second
+
+
+def test_a_failure_of_new_ranks_is_recorded_at_once(paths: StudyPaths) -> None:
+    sizes = [values(NCCL_BUFFSIZE=n * MIB) for n in (4, 8)]
+    launcher, _, found = scripted(paths, sizes, failing(1))
+    assert ids(launcher) == ["m0000", "m0001", "m0002"]
+    assert [m.state for m in found] == ["complete", "failed", "complete"]
+    assert launches(found) == [0, 1, 2]
+
+
+def test_only_the_first_launch_of_a_run_gets_time_for_a_cold_start(paths: StudyPaths) -> None:
+    scripted(paths, [])  # the baseline alone
+    launcher, _, _ = scripted(paths, [values(NCCL_BUFFSIZE=n * MIB) for n in (4, 8)], trials=3)
+    assert [asked.limits.start for asked in launcher.asked] == [300.0, 60.0]
+
+
+def test_what_the_site_holds_is_not_given_again_and_never_changed(
+    paths: StudyPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = {"NCCL_ALGO": SiteVariable("NCCL_ALGO", "Tree", "/etc/nccl.conf")}
+    launcher, _, found = scripted(paths, [values(NCCL_ALGO="Ring")], site=site)
+    assert [m.effective["env"] for m in found] == [{}, {}]
+    assert [asked.env for asked in launcher.asked] == [{}, {}]
+
+    whole = Search.effective
+
+    def careless(search: Search, configuration: Values) -> Any:
+        return replace(whole(search, configuration), communicator_env={"NCCL_ALGO": "Ring"})
+
+    monkeypatch.setattr(Search, "effective", careless)
+    other = StudyPaths(paths.folder.with_name("other"))
+    launcher = FormulaLauncher(constant)
+    with locked(other), pytest.raises(StudyError, match="NCCL_ALGO=Ring would override"):
+        search_in(other, launcher, SPACE, 1, site=site).run()
+    assert launcher.asked == []
 
 
 @pytest.mark.parametrize(
@@ -173,7 +244,7 @@ def test_an_eleventh_measurement_opens_a_new_group(
 
 def test_the_count_begins_anew_with_each_group(paths: StudyPaths) -> None:
     launcher, _, _ = scripted(paths, buckets(*range(1, 20)), failing(4))
-    assert launcher.asked_by_group == [5, 10, 5]
+    assert launcher.asked_by_group == [5, 1, 10, 5]  # the fifth once more, alone
 
 
 def test_presets_share_the_baselines_group_too(paths: StudyPaths) -> None:
@@ -488,5 +559,6 @@ def test_the_time_to_replace_a_group_is_the_next_trials(
     script = Script([*buckets(10), values(NCCL_BUFFSIZE=8 * MIB)], SPACE.baseline)
     with locked(paths):
         search_in(paths, launcher, SPACE, 3, planner=script.planner(SPACE)).run()
-    assert [m.seconds["other"] for m in Store(paths).measurements] == [1.0, 0.0, 6.0]
+    assert [m.seconds["close"] for m in Store(paths).measurements] == [0.0, 0.0, 5.0]
+    assert [m.seconds["other"] for m in Store(paths).measurements] == [1.0, 0.0, 1.0]
     assert [t.seconds for t in Store(paths).trials] == [4.0, 3.0, 9.0]

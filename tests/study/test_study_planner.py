@@ -22,6 +22,7 @@ from study_jobs import (
 
 from nccltune.space import ResolvedSpace, key, violation
 from nccltune.study.budget import Budget
+from nccltune.study.folder import StudyPaths
 from nccltune.study.planner import (
     Memory,
     Planner,
@@ -30,7 +31,6 @@ from nccltune.study.planner import (
     stage_parameters,
 )
 from nccltune.study.records import Trial
-from nccltune.study.store import StudyPaths
 
 Value = Callable[[Mapping[str, Any]], "float | None | str"]
 """Samples/s of a configuration; a text is a kind of failure."""

@@ -15,6 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from study_jobs import (
     DDP,
     ENV,
+    Asked,
     FormulaLauncher,
     favours_buckets,
     planner_of,
@@ -25,10 +26,11 @@ from study_jobs import (
 
 from nccltune.launch.protocol import Failure
 from nccltune.space import Parameter
+from nccltune.study.folder import StudyPaths, locked
 from nccltune.study.planner import stage_parameters
-from nccltune.study.proposals import Proposer, distribution
+from nccltune.study.proposals import Proposer, _as_proposed, distribution
 from nccltune.study.records import Trial
-from nccltune.study.store import Store, StudyPaths, locked
+from nccltune.study.store import Store
 
 SPACE = space_of()
 COUNT = 16  # 12 at the user's batch, 4 at larger ones
@@ -172,10 +174,10 @@ def test_a_journal_made_again_leads_on(study: tuple[StudyPaths, list[Trial]]) ->
 
 
 def test_a_failed_trial_is_told_as_the_worst_seen(tmp_path: Path) -> None:
-    values = iter([100.0, 80.0, None, 120.0, 60.0, None, 90.0, None])
+    values = [100.0, 80.0, None, 120.0, 60.0, None, 90.0, None]
 
-    def speed(_asked: object) -> float | Failure:
-        value = next(values)
+    def speed(asked: Asked) -> float | Failure:
+        value = values[int(asked.message["id"][1:])]
         return Failure("crashed", "rank 1 was ended") if value is None else value
 
     paths = run_study(
@@ -205,6 +207,59 @@ def test_a_failed_trial_is_told_as_the_worst_seen(tmp_path: Path) -> None:
 
 BUCKETS = {**DDP, "choices": [None, 5, 10, 25, 50, 100, 250]}
 ALGO = {**ENV, "choices": [None, "Ring", "Tree"]}
+
+
+def parameter(name: str, target: str, **more: object) -> Parameter:
+    return Parameter.model_validate({"name": name, "target": target, **more})
+
+
+@pytest.mark.parametrize(
+    ("searched", "value", "expected"),
+    [
+        (parameter("NCCL_ALGO", "env", choices=[None, "Ring"], default="Ring"), None, None),
+        (parameter("NCCL_ALGO", "env", choices=["Tree", "Ring"], default="Ring"), "Tree", "Tree"),
+        (parameter("NCCL_ALGO", "env", choices=["Tree", "Ring"], default="Ring"), None, "Ring"),
+        (parameter("batch_size", "batch", choices=[96, 64], default=None), None, 96),
+        (parameter("NCCL_MIN_CTAS", "env", range={"low": 2, "high": 8}, default=4), 7, 7),
+        (parameter("NCCL_MIN_CTAS", "env", range={"low": 2, "high": 8}, default=4), None, 4),
+        (parameter("num_workers", "loader", range={"low": 2, "high": 8}, default=None), None, 2),
+    ],
+)
+def test_what_does_nothing_stands_for_something_that_can_be_proposed(
+    searched: Parameter, value: object, expected: object
+) -> None:
+    assert _as_proposed(searched, value) == expected  # type: ignore[arg-type]
+
+
+def test_what_does_nothing_in_a_configuration_can_be_told_and_told_again(tmp_path: Path) -> None:
+    only_ring = {"when": {"param": {"NCCL_ALGO": ["Ring"]}}}
+    space = space_of(
+        {
+            "NCCL_ALGO": ALGO,
+            "NCCL_MIN_CTAS": {
+                "target": "env", "range": {"low": 2, "high": 8}, "default": 4, **only_ring,
+            },
+            "NCCL_NTHREADS": {
+                "target": "env", "choices": [64, 128], "default": 128, **only_ring,
+            },
+        },
+        presets=[{"name": "tree", "source": "a/b#1", "values": {"NCCL_ALGO": "Tree"}}],
+    )  # fmt: skip
+    paths = run_study(tmp_path / "s", favours_buckets, space, 6)
+    trials = Store(paths).trials
+    # Neither the baseline nor the preset has Ring.
+    for trial in trials[:2]:
+        assert (trial.parameters["NCCL_MIN_CTAS"], trial.parameters["NCCL_NTHREADS"]) == (None,) * 2
+    assert agrees(paths.journal, trials, waiting=3)
+    paths.journal.unlink()
+    planner_of(paths, space, trials)
+    assert agrees(paths.journal, trials)
+    again = told(paths.journal)["search"]
+    assert len(again) == 6
+    assert [t.params for t in again[:2]] == [
+        {"NCCL_ALGO": None, "NCCL_MIN_CTAS": 4, "NCCL_NTHREADS": 128},
+        {"NCCL_ALGO": "Tree", "NCCL_MIN_CTAS": 4, "NCCL_NTHREADS": 128},
+    ]
 
 
 def test_rejected_proposals_are_told_and_do_not_count(tmp_path: Path) -> None:

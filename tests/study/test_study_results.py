@@ -21,9 +21,10 @@ from study_jobs import (
 
 import nccltune
 from nccltune.launch.protocol import Failure
+from nccltune.study.folder import StudyPaths
 from nccltune.study.records import Measurement, Trial, best_of
 from nccltune.study.results import Summary, read_all, verdict_line, write_results
-from nccltune.study.store import Store, StudyPaths
+from nccltune.study.store import Store
 
 SPACE = space_of()
 

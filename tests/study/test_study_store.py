@@ -12,18 +12,18 @@ import pytest
 from study_jobs import definition, measurement, result, space_of
 
 from nccltune.errors import StudyError, UsageError
-from nccltune.study.records import Measurement, Trial
-from nccltune.study.store import (
-    Store,
+from nccltune.study.folder import (
     StudyPaths,
+    check_writable,
     find_study,
     locked,
     read_definition,
-    read_lines,
     set_aside,
     study_names,
     write_text,
 )
+from nccltune.study.records import Measurement, Trial
+from nccltune.study.store import Store, read_lines
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_records_hold_paths_relative_to_the_study(paths: StudyPaths) -> None:
     assert paths.relative(paths.launch_logs(3) / "rank0.log") == "logs/launch-0003/rank0.log"
 
 
-@pytest.mark.parametrize("cut", [1, 5, 40])
+@pytest.mark.parametrize("cut", [2, 5, 40])
 def test_a_cut_last_line_is_removed_under_the_lock(paths: StudyPaths, cut: int) -> None:
     store = Store(paths)
     store.add(measurement(0))
@@ -93,6 +93,14 @@ def test_a_cut_last_line_is_removed_under_the_lock(paths: StudyPaths, cut: int) 
         again = Store(paths)
         again.add(measurement(1, 50.0))
     assert [t.value for t in Store(paths).trials] == [100.0, 50.0]
+
+
+def test_a_whole_record_that_lacks_only_its_end_is_kept(paths: StudyPaths) -> None:
+    Store(paths).add(measurement(0))
+    whole = paths.trials.read_bytes()
+    paths.trials.write_bytes(whole[:-1])
+    with locked(paths):
+        assert paths.trials.read_bytes() == whole
 
 
 def test_a_file_that_is_one_cut_line_becomes_empty(paths: StudyPaths) -> None:
@@ -177,7 +185,8 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from study_jobs import measurement
 from nccltune.errors import StudyError
-from nccltune.study.store import Store, StudyPaths
+from nccltune.study.folder import StudyPaths
+from nccltune.study.store import Store
 
 store = Store(StudyPaths(Path({folder!r})))
 store.add(measurement(0))
@@ -250,6 +259,7 @@ def test_a_second_tuner_is_refused_and_told_who_holds_the_study(paths: StudyPath
             raise AssertionError("two hold one lock")
         assert f"process {holder.pid} since " in str(caught.value)
         assert str(caught.value).startswith(f"{paths.folder}: another nccltune works on this study")
+        assert paths.lock.exists()  # another's, even where it is all there is
         holder.kill()  # as kill -9 does: the system gives the lock back
         holder.wait()
         with locked(paths):
@@ -271,6 +281,52 @@ def test_a_folder_that_cannot_be_made_is_the_users_mistake(tmp_path: Path) -> No
     assert str(caught.value).startswith(f"--studies-dir {tmp_path / 'studies'}: cannot be written")
 
 
+def test_studies_may_be_made_where_nothing_is_yet(tmp_path: Path) -> None:
+    check_writable(tmp_path / "a" / "b")
+    check_writable(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_studies_cannot_be_made_is_told_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for inside in (file, file / "studies"):
+        with pytest.raises(UsageError) as caught:
+            check_writable(inside)
+        assert str(caught.value) == (
+            f"--studies-dir {inside}: cannot be written: {file} is no folder"
+        )
+    asked = []
+
+    def no_right(path: Path, mode: int) -> bool:  # root has every right
+        asked.append((path, mode))
+        return False
+
+    monkeypatch.setattr(os, "access", no_right)
+    with pytest.raises(UsageError, match=f"no right in {tmp_path}$"):
+        check_writable(tmp_path / "a" / "b")
+    assert asked == [(tmp_path, os.W_OK | os.X_OK)]
+
+
+def test_a_folder_that_holds_nothing_but_its_lock_is_removed(tmp_path: Path) -> None:
+    paths = StudyPaths(tmp_path / "studies" / "s")
+    with locked(paths):
+        assert paths.lock.exists()
+    assert not paths.folder.exists()
+    with pytest.raises(ZeroDivisionError), locked(paths):
+        raise ZeroDivisionError
+    assert not paths.folder.exists()
+    with pytest.raises(ZeroDivisionError), locked(paths):
+        paths.definition.write_text("kept")
+        raise ZeroDivisionError
+    with locked(paths):
+        pass
+    assert paths.definition.read_text() == "kept"
+    assert paths.lock.exists()
+
+
 GOOD = ["a", "resnet50-nccl-x2", "0", "A.b_c+d", "x" * 100]
 BAD = ["", ".", "..", "a/b", "../x", "/abs", "-new", ".hidden", "_x", "a b", "a\n", "é", "x" * 101]
 
@@ -287,8 +343,6 @@ def test_anything_else_is_not(tmp_path: Path, name: str) -> None:
 
 
 def test_setting_aside_keeps_the_old_folder(paths: StudyPaths) -> None:
-    assert set_aside(paths) is None  # no study in it
-    assert paths.folder.is_dir()
     for text in ("first", "second"):
         paths.folder.mkdir(exist_ok=True)
         paths.definition.write_text(text)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
+import zlib
 from collections import deque
 from collections.abc import Iterator
-from types import SimpleNamespace
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from nccltune.worker.feed import (
     StampedCollate,
     SyntheticFeed,
     load_object,
+    open_dataset,
 )
 from nccltune.worker.spec import Request, Settings, Workload
 
@@ -34,6 +38,9 @@ WORKLOAD = Workload(
     backend="gloo",
     seed=5,
 )
+
+
+SEED = WORKLOAD.seed + zlib.crc32(b"m0000")
 
 
 class Numbers(Dataset[Any]):
@@ -93,7 +100,7 @@ def test_batches_are_collated_and_stamped_with_when_they_were_ready() -> None:
 
 def test_a_loader_without_workers_gives_the_ranks_share() -> None:
     feed = LoaderFeed(Numbers(10), request(), rank(1, 2))
-    expected = list(itertools.islice(iter(EndlessSampler(10, 1, 2, WORKLOAD.seed)), 12))
+    expected = list(itertools.islice(iter(EndlessSampler(10, 1, 2, SEED)), 12))
     seen: list[int] = []
     for _ in range(6):  # beyond the end of its share of a pass
         inputs, targets = feed.next()
@@ -209,19 +216,51 @@ def test_as_many_are_asked_for_ahead_as_there_is_room(feed: LoaderFeed) -> None:
     assert len(feed._asked) == 0
 
 
-def test_draining_takes_what_lies_ready_and_no_more(feed: LoaderFeed) -> None:
-    waits = iter([0.0, 0.0, 0.5, 0.0, 0.0])
+def test_draining_takes_what_lies_ready_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = Clockwork(monkeypatch, workers=1, buffered=6)
 
-    def pull() -> tuple[Any, float]:
-        return None, next(waits)
+    def batches(*ready: float) -> Iterator[Any]:
+        for number, at in enumerate(ready):
+            # The first is large: half a second to receive, though it lay ready.
+            loader.now = max(loader.now + (0.5 if number == 0 else 0.0), at)
+            yield (torch.zeros(1), torch.zeros(1)), at
 
-    feed._pull = pull  # type: ignore[method-assign]
-    feed.buffered = 5
-    feed.drain()
-    assert list(waits) == [0.0, 0.0]  # it stopped at the one that had to be waited for
-    waits = iter([0.0] * 10)
-    feed.drain()
-    assert len(list(waits)) == 5  # at most a queue
+    loader.now = 1.0
+    loader.feed._batches = batches(1.0, 1.5, 1.5004, 0.9, 0.9, 0.9)
+    loader.feed.drain()
+    assert loader.feed.consumed == 3  # the third was not ready, however short the wait
+    loader.feed._batches = batches(*[0.9] * 10)
+    loader.feed.drain()
+    assert loader.feed.consumed == 3 + 6  # at most a queue
+
+
+def test_every_measurement_reads_in_an_order_of_its_own() -> None:
+    def order(which: str) -> list[int]:
+        feed = LoaderFeed(Numbers(100), replace(request(batch_size=50), id=which), rank())
+        seen = feed.next()[1].tolist()
+        feed.close()
+        return [int(index) for index in seen]
+
+    assert order("m0000") == order("m0000")
+    assert order("m0001") != order("m0000")
+
+
+def test_a_data_set_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Numbers] = []
+
+    def make() -> Numbers:
+        opened.append(Numbers(3))
+        return opened[-1]
+
+    module = ModuleType("some_data")
+    monkeypatch.setattr(module, "make", make, raising=False)
+    monkeypatch.setitem(sys.modules, "some_data", module)
+    own = replace(WORKLOAD, data="some_data:make")
+    open_dataset.cache_clear()
+    assert open_dataset(own) is open_dataset(replace(own)) is opened[0]
+    assert len(opened) == 1
+    assert open_dataset(replace(own, seed=6)) is opened[1]  # another workload
+    open_dataset.cache_clear()
 
 
 def test_workers_give_the_same_batches(feed: LoaderFeed) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import sys
+import weakref
 from collections import namedtuple
 from dataclasses import replace
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
 from nccltune.worker.feed import SyntheticFeed
-from nccltune.worker.job import build_model, cross_entropy, open_feed
+from nccltune.worker.job import Job, build_model, cross_entropy, open_feed
 from nccltune.worker.spec import Request, Settings, Workload
 
 WORKLOAD = Workload(
@@ -39,19 +44,35 @@ EXPECTED = ((math.log(math.exp(2) + 2) - 2) + (math.log(1 + math.e + math.exp(3)
 GoogLeNetOutputs = namedtuple("GoogLeNetOutputs", ["logits", "aux_logits2", "aux_logits1"])
 
 
+EVEN = torch.zeros(2, 3)  # three classes, each as likely: log 3
+
+
 @pytest.mark.parametrize(
-    "output",
+    ("output", "auxiliary"),
     [
-        LOGITS,
-        (LOGITS, torch.zeros(2, 3)),
-        [LOGITS, torch.zeros(2, 3)],
-        SimpleNamespace(logits=LOGITS, loss=None),
-        GoogLeNetOutputs(LOGITS, torch.zeros(2, 3), torch.zeros(2, 3)),
+        (LOGITS, 0),
+        ((LOGITS,), 0),
+        ((LOGITS, EVEN), 1),
+        ([LOGITS, EVEN], 1),
+        (SimpleNamespace(logits=LOGITS, loss=None), 0),
+        (GoogLeNetOutputs(LOGITS, EVEN, EVEN), 2),
+        (GoogLeNetOutputs(LOGITS, None, None), 0),
     ],
-    ids=["tensor", "tuple", "list", "logits", "GoogLeNet"],
+    ids=["tensor", "one", "tuple", "list", "logits", "GoogLeNet", "GoogLeNet without"],
 )
-def test_cross_entropy_of_the_main_head(output: object) -> None:
-    assert cross_entropy(output, TARGETS).item() == pytest.approx(EXPECTED, rel=1e-6)
+def test_cross_entropy_of_all_heads(output: object, auxiliary: int) -> None:
+    expected = EXPECTED + 0.3 * auxiliary * math.log(3)
+    assert cross_entropy(output, TARGETS).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_every_head_gets_a_gradient() -> None:
+    heads = [torch.zeros(2, 3, requires_grad=True) for _ in range(3)]
+    cross_entropy(GoogLeNetOutputs(*heads), TARGETS).backward()
+    main, *others = (head.grad for head in heads)
+    assert main is not None
+    for other in others:
+        assert other is not None
+        torch.testing.assert_close(other, 0.3 * main)
 
 
 def test_cross_entropy_of_tokens_is_over_all_positions() -> None:
@@ -115,3 +136,40 @@ def test_a_request_survives_its_message() -> None:
     )  # fmt: skip
     assert found.communicator_env == {"NCCL_ALGO": "Ring"}
     assert found.communicator_config == {"min_ctas": 4}
+
+
+class Tiny(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layer(inputs)  # type: ignore[no-any-return]
+
+    def loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output, targets)
+
+    def make_batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ones(size, 5), torch.zeros(size, dtype=torch.int64)
+
+
+def test_a_closed_job_lets_go_of_what_it_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("tiny_job")
+    monkeypatch.setattr(module, "Tiny", Tiny, raising=False)
+    monkeypatch.setitem(sys.modules, "tiny_job", module)
+    ranks: Any = SimpleNamespace(rank=0, world_size=1, local_rank=0)
+    status: Any = SimpleNamespace(at=lambda *_: None)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        own = request(replace(WORKLOAD, model="tiny_job:Tiny"))
+        job = Job(own, ranks, None, status, lambda *_, **__: None)
+        job.step("first_step")
+        assert job.loss is not None
+        batch = job.feed.next()[0]
+        held = [weakref.ref(one) for one in (job.model.module, job.optimizer, job.loss, batch)]
+        del batch
+        job.close()
+        gc.collect()
+        assert [one() for one in held] == [None] * 4
+    finally:
+        dist.destroy_process_group()

@@ -8,8 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from nccltune.worker.measure import Clock, WindowTimer
+from nccltune.worker.measure import (
+    Clock,
+    WindowTimer,
+    _forget_peak_memory,
+    _peak_memory,
+)
 from nccltune.worker.spec import Request, Settings, Workload
 from nccltune.worker.windows import Window
 
@@ -185,7 +191,7 @@ def test_four_windows_count_and_the_warm_ups_do_not(timer: Timer) -> None:
     assert found.rates() == pytest.approx([40.0] * 4)  # batches of 4, ten steps/s, one rank
 
 
-def test_more_windows_are_run_while_the_queue_drains_but_no_more_than_eight(
+def test_windows_of_a_draining_queue_are_discarded_but_no_more_than_eight_are_run(
     timer: Timer,
 ) -> None:
     job = Job(workers=1, buffered=0)
@@ -193,8 +199,43 @@ def test_more_windows_are_run_while_the_queue_drains_but_no_more_than_eight(
     assert found.warm_up() is True
     job.response = rising_until(10**6)
     assert found.measure() is False
-    assert [w.counts for w in found.windows] == [False] * 3 + [True] * 8
+    # From the third to the seventh each costs the oldest; the eighth is the last.
+    assert [w.counts for w in found.windows] == [False] * 3 + [False] * 5 + [True] * 3
     assert job.drained_at == []  # while it is measured nothing is thrown away
+
+
+def test_as_many_windows_as_were_discarded_are_made_up_for(timer: Timer) -> None:
+    job = Job(workers=1, buffered=0)
+    found = timer(job)
+    assert found.warm_up() is True
+    job.response = rising_until(33)  # windows begin at 18, 23, 28: these three drain the queue
+    assert found.measure() is False
+    assert [w.counts for w in found.windows] == [False] * 3 + [False] + [True] * 4
+
+
+def test_a_queue_that_drains_for_ever_is_taken_three_times(timer: Timer) -> None:
+    job = Job(workers=1, buffered=20, response=rising_until(10**6))
+    found = timer(job)
+    assert found.warm_up() is False
+    # 20 are taken, five windows are early and three more tell: 20 + 25 + 15 steps further on.
+    assert job.drained_at == [38, 98, 158]
+
+
+def test_the_peak_of_memory_is_that_since_it_was_forgotten() -> None:
+    job: Any = SimpleNamespace(device=torch.device("cpu"))
+    size = 256 << 20
+    slack = 64 << 20
+    held = torch.ones(size, dtype=torch.uint8)
+    del held
+    high, same = _peak_memory(job)
+    assert high == same > size
+    _forget_peak_memory(job)
+    low = _peak_memory(job)[0]
+    assert low < high - size + slack
+    held = torch.ones(size // 2, dtype=torch.uint8)
+    assert low + size // 2 - slack < _peak_memory(job)[0] < high
+    del held
+    assert _peak_memory(job)[0] > low + size // 2 - slack  # a peak, not what is held now
 
 
 def test_measuring_ends_after_its_time(timer: Timer) -> None:

@@ -27,6 +27,9 @@ app.add_command(show)
 
 def main() -> None:
     """The console script. Messages go to stderr; exit codes are those of docs/design.md."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, "w"))
     sys.exit(_run())
 
 
@@ -55,10 +58,13 @@ def _run() -> int:
         # Nothing more can be written; the interpreter shall not try again when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a full disk, a folder in place of a file
+        where = f"{error.filename}: " if error.filename else ""
+        _complain(f"cannot go on: {where}{error.strerror or error}; finished trials are kept")
+        return 1
 
 
 def _complain(text: str) -> None:
-    first, *rest = text.splitlines() or [""]
-    print(f"nccltune: error: {first}", file=sys.stderr)
-    for line in rest:
-        print(line, file=sys.stderr)
+    from nccltune.cli.speaking import say
+
+    say(f"nccltune: error: {text}")

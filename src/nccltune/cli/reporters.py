@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from nccltune.cli.speaking import say
 from nccltune.launch.protocol import Failure
 from nccltune.output import words
 from nccltune.space import ResolvedSpace, changes
@@ -64,7 +64,7 @@ class PlainReporter:
         self.note(trial_line(self._store, self._space, self._budget, trial, failure))
 
     def note(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        say(text)
 
 
 class BarReporter(PlainReporter):

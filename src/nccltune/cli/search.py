@@ -10,8 +10,8 @@ import click
 
 
 def _positive(_context: click.Context, parameter: click.Parameter, value: int | None) -> int | None:
-    if value is not None and value < 1:
-        raise click.BadParameter(f"must be at least 1, got {value}", param=parameter)
+    if value is not None and not 1 <= value <= 1_000_000_000:
+        raise click.BadParameter(f"must be 1 to 1000000000, got {value}", param=parameter)
     return value
 
 
@@ -127,7 +127,7 @@ def _positive(_context: click.Context, parameter: click.Parameter, value: int | 
     metavar="DIR",
 )
 @click.option("--new", is_flag=True, help="Start anew; an existing folder is renamed and kept.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(0, (1 << 32) - 1), default=0, show_default=True)
 @click.option(
     "--dry-run", is_flag=True, help="Show space, launch plan and forecast; start nothing."
 )

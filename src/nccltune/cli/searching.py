@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import Any
 
 from nccltune.cli import tables
 from nccltune.cli.reporters import open_reporter
-from nccltune.errors import Interrupted
+from nccltune.cli.speaking import say
+from nccltune.errors import Interrupted, UsageError
 from nccltune.launch.environment import DIAGNOSTIC
 from nccltune.launch.leftovers import end_tagged
 from nccltune.launch.stopping import StopFlag
@@ -23,10 +23,19 @@ from nccltune.space import ResolvedSpace
 from nccltune.study.budget import Budget
 from nccltune.study.definition import (
     Definition,
-    changes_of,
+    command_line,
     default_name,
     new_tag,
+    process_tag,
     refuse_changes,
+)
+from nccltune.study.folder import (
+    StudyPaths,
+    check_writable,
+    has_records,
+    locked,
+    read_definition,
+    set_aside,
 )
 from nccltune.study.options import SearchOptions
 from nccltune.study.planner import Memory, Planner, stage_parameters
@@ -34,14 +43,8 @@ from nccltune.study.probing import cached_probe, fixed_env, probe_machine
 from nccltune.study.proposals import Proposer
 from nccltune.study.results import Summary, write_results
 from nccltune.study.search import Ending, Search
-from nccltune.study.store import (
-    Store,
-    StudyPaths,
-    locked,
-    read_definition,
-    set_aside,
-)
-from nccltune.study.survey import Survey, nccl_version, resolve_space, survey
+from nccltune.study.store import Store
+from nccltune.study.survey import Survey, nccl_version, refuse_busy, resolve_space, survey
 from nccltune.worker.images import image_folder
 from nccltune.worker.spec import Settings
 
@@ -58,11 +61,13 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
     """Returns the exit code. Raises NccltuneError for everything that goes wrong."""
     stop, cache = StopFlag(), cache_folder()
     if options.study is not None:
-        StudyPaths.of(options.studies_dir, options.study)  # a bad name costs no waiting
+        StudyPaths.of(options.studies_dir, options.study)  # mistakes that cost no waiting
+    if not dry_run:
+        check_writable(options.studies_dir)
     with stop.installed(), _worker_files() as worker_path:
         images = cache / "images"
         if options.data == "images" and not dry_run and not image_folder(images).exists():
-            _say(f"making the image files once, in {images} (half a minute on two cores)")
+            say(f"making the image files once, in {images} (half a minute on two cores)")
         found = survey(options, worker_path, images, stop, make=not dry_run)
         task = found.task
         name = options.study or default_name(
@@ -82,20 +87,28 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
 def _search(found: Survey, paths: StudyPaths, cache: Path, stop: StopFlag, *, as_json: bool) -> int:
     """Begin or resume the study and carry it to its end. Called with the study's lock held."""
     stored = read_definition(paths) if paths.definition.exists() else None
-    tag = stored["tag"] if stored else new_tag()
+    if stored is None and has_records(paths):
+        raise UsageError(
+            f"{paths.folder}: has records but no study.yaml that says of what; restore it, or give "
+            "--new (the old folder is kept)"
+        )
+    name = stored["tag"] if stored else new_tag()
+    tag = process_tag(paths, name)
     if leftovers := end_tagged(tag):
-        _say(f"ended {leftovers} processes that an earlier run of this study had left")
+        say(f"ended {leftovers} processes that an earlier run of this study had left")
+    if not found.options.allow_busy:  # after our own leftovers are gone
+        refuse_busy(found.gpus)
     launcher = _launcher(found, paths, tag, stop)
     if stored is not None:
         space = resolve_space(found, stored["probe"])
-        refuse_changes(paths, _definition(found, space, stored["probe"], tag))
+        refuse_changes(paths, _definition(found, space, stored["probe"], name))
         place_worker(paths.worker)
     else:
         place_worker(paths.worker)
         probe = _probe(found, launcher, paths, cache)
         space = resolve_space(found, probe)
-        tables.print_space(space, sys.stderr)
-        stored = _definition(found, space, probe, tag).write(paths).to_dict()
+        say(tables.space_text(space))
+        stored = _definition(found, space, probe, name).write(paths).to_dict()
     store = Store(paths)
     ending = _measure(found, store, launcher, space, stored["probe"], stop)
     summary = Summary.of(store, stored)
@@ -136,7 +149,7 @@ def _measure(
     trials, done = found.options.trials or 40, len(store.trials)
     if done:
         verb = "is finished" if done >= trials else "goes on"
-        _say(f"study {store.paths.name} {verb}: {done} of {trials} trials are there")
+        say(f"study {store.paths.name} {verb}: {done} of {trials} trials are there")
     budget = Budget(trials, found.options.time_budget)
     proposer = Proposer(
         store.paths.journal, stage_parameters(space), store.trials, found.options.seed
@@ -163,7 +176,7 @@ def _measure(
         except Interrupted:
             ending = None
     for text in dict.fromkeys([*launcher.warnings, *planner.rejected.values()]):
-        _say(f"note: {text}")
+        say(f"note: {text}")
     return ending
 
 
@@ -172,10 +185,10 @@ def _probe(
 ) -> dict[str, Any] | None:
     if found.task.workload.backend != "nccl":
         return None
-    _say("probe launch: asking NCCL what the ranks talk over")
+    say("probe launch: asking NCCL what the ranks talk over")
     probe = probe_machine(found, launcher, paths.logs / "probe", cache)
     network = f", network {probe['network']}" if probe["network"] else ", no network between ranks"
-    _say(f"NCCL {probe['version']}: transport {'+'.join(probe['transport']) or 'none'}{network}")
+    say(f"NCCL {probe['version']}: transport {'+'.join(probe['transport']) or 'none'}{network}")
     return probe
 
 
@@ -190,6 +203,7 @@ def _launcher(found: Survey, paths: StudyPaths, tag: str, stop: StopFlag) -> Tor
         gpus=found.gpus,
         tag=tag,
         stop=stop,
+        watch_memory=not found.options.allow_busy,
     )
 
 
@@ -200,32 +214,32 @@ def _worker_files() -> Iterator[Path]:
 
 
 def _set_aside(paths: StudyPaths) -> None:
-    if not paths.definition.exists():
+    if not (paths.definition.exists() or has_records(paths)):
         return
     with locked(paths):
         moved = set_aside(paths)
-    _say(f"the old study is kept as {moved}")
+    say(f"the old study is kept as {moved}")
 
 
 def _tell_setting(found: Survey) -> None:
     task, workload = found.task, found.task.workload
     for note in found.notes:
-        _say(note)
+        say(note)
     if workload.backend == "gloo":
-        _say(
+        say(
             f"backend gloo on {task.nproc_per_node} {workload.device.upper()} ranks: NCCL "
             "variables cannot act here, DDP and loader settings can"
         )
     shape = "" if ":" in workload.data else f", {workload.image_size} pixels"
-    _say(
+    say(
         f"job: {workload.model}, batch {task.batch_size} a rank{shape}, data {workload.data}, "
         f"{workload.precision}, {task.num_workers} loader workers a rank"
     )
-    _say(f"machine: {found.machine.summary()}; torch {found.machine.torch}")
+    say(f"machine: {found.machine.summary()}; torch {found.machine.torch}")
     pinned = [v for v in found.site.values() if v.name != "LD_LIBRARY_PATH"]
     if pinned and workload.backend == "nccl":
         listed = " ".join(f"{v.name}={v.value}" for v in pinned)
-        _say(f"set by the site and left alone in every launch: {listed}")
+        say(f"set by the site and left alone in every launch: {listed}")
 
 
 def _tell_ending(ending: Ending | None, found: Survey, paths: StudyPaths, done: int) -> None:
@@ -233,7 +247,7 @@ def _tell_ending(ending: Ending | None, found: Survey, paths: StudyPaths, done: 
     if ending is None:
         raise Interrupted(
             f"stopped after {done} of {found.options.trials} trials, all saved in {paths.folder}\n"
-            f"go on with: {changes_of(found.options.command)}"
+            f"go on with: {command_line(found.options.command)}"
         )
     reasons: dict[Ending, str] = {
         "trials": f"done: {done} trials",
@@ -242,7 +256,7 @@ def _tell_ending(ending: Ending | None, found: Survey, paths: StudyPaths, done: 
         "exhausted": f"done: every configuration that is legal here has been measured ({done} "
         "trials)",
     }
-    _say(reasons[ending])
+    say(reasons[ending])
 
 
 def _dry_run(found: Survey, paths: StudyPaths, cache: Path, *, as_json: bool) -> int:
@@ -272,7 +286,7 @@ def _dry_run(found: Survey, paths: StudyPaths, cache: Path, *, as_json: bool) ->
         }
         print(json.dumps(document, indent=2))
         return 0
-    tables.print_space(space, sys.stdout)
+    print(tables.space_text(space))
     if not space.probed:
         print("\nnot probed: no launch on an equal machine has asked NCCL yet, so variables whose")
         print("use depends on transport or network are still listed")
@@ -281,7 +295,3 @@ def _dry_run(found: Survey, paths: StudyPaths, cache: Path, *, as_json: bool) ->
         print(f"  {line}")
     print(f"\nstudy {paths.folder}: {len(done)} of {trials} trials done; {forecast}")
     return 0
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

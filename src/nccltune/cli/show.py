@@ -23,8 +23,8 @@ def show(study: str | None, trial: int | None, studies_dir: Path, as_json: bool)
     """Show a study (its name below --studies-dir, or its folder); without one, list all."""
     from nccltune.cli import tables
     from nccltune.errors import UsageError
+    from nccltune.study.folder import find_study
     from nccltune.study.results import Summary, read_all
-    from nccltune.study.store import find_study
 
     if study is None:
         if trial is not None:
@@ -38,6 +38,7 @@ def show(study: str | None, trial: int | None, studies_dir: Path, as_json: bool)
             tables.print_studies(summaries, studies_dir)
         return
     summary = Summary.read(find_study(study, studies_dir))
+    summary.check()
     if trial is None:
         if as_json:
             click.echo(json.dumps(tables.as_json(summary, with_trials=True), indent=2))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -35,9 +37,8 @@ def _table(*columns: tuple[str, str]) -> Table:
     return table
 
 
-def print_space(space: ResolvedSpace, file: TextIO) -> None:
+def space_text(space: ResolvedSpace) -> str:
     """What will be searched, what will not, and why."""
-    console = _console(file)
     table = _table(("parameter", "left"), ("searched", "left"), ("baseline", "left"))
     for parameter in space.parameters:
         table.add_row(
@@ -47,10 +48,11 @@ def print_space(space: ResolvedSpace, file: TextIO) -> None:
         )
     for name, value in space.fixed.items():
         table.add_row(Text(name), Text("held constant"), Text(words.value(value)))
-    console.print(table)
-    for note in space.notes:
-        if note.action != "fixed":
-            console.print(Text(f"{note.action}: {note.parameter}: {note.reason}"))
+    text = io.StringIO()
+    Console(file=text, width=_PLAIN_WIDTH, highlight=False).print(table)
+    lines = [line.rstrip() for line in text.getvalue().splitlines()]
+    notes = [f"{n.action}: {n.parameter}: {n.reason}" for n in space.notes if n.action != "fixed"]
+    return "\n".join([*lines, *notes])
 
 
 def print_summary(summary: Summary) -> None:
@@ -114,7 +116,7 @@ def summary_lines(summary: Summary) -> list[str]:
     files = written_files(summary)
     if files:
         lines.append(f"Written: {', '.join(files)}")
-        lines.append(f"Use it:  set -a; . {files[0]}; set +a; torchrun ...")
+        lines.append(f"Use it:  set -a; . {shlex.quote(files[0])}; set +a; torchrun ...")
     return lines
 
 

@@ -45,6 +45,8 @@ def ask_job(
             tail = "\n".join(output.strip().splitlines()[-5:]) or "it printed nothing"
             if code in (126, 127):
                 raise UsageError(f"--python {python}: {tail}")
+            if code == 0:
+                raise UsageError(f"--python {python}: does not answer as a Python would; {tail}")
             raise StudyError(f"{python} did not answer (exit code {code}): {tail}")
         reply: dict[str, Any] = json.loads(answer.read_text())
     if reply["problems"]:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from pathlib import Path
 
+from nccltune.errors import StudyError
+
 TAG = "NCCLTUNE_TAG"
+_SECONDS = 10.0
 
 
 def tagged_processes(tag: str) -> list[int]:
@@ -24,16 +28,22 @@ def tagged_processes(tag: str) -> list[int]:
 
 
 def end_tagged(tag: str) -> int:
-    """Kill them all, however they fork meanwhile. Returns how many were met."""
+    """Kill them all, however they fork meanwhile, and see them gone (a process that gives its GPU
+    memory back takes a while to go). Returns how many were met.
+
+    Raises: StudyError naming those that cannot be ended.
+    """
     met: set[int] = set()
-    for _ in range(50):
-        living = [pid for pid in tagged_processes(tag) if not _is_zombie(pid)]
-        if not living:
-            break
+    deadline = time.monotonic() + _SECONDS
+    while living := [pid for pid in tagged_processes(tag) if not _is_zombie(pid)]:
+        if time.monotonic() > deadline:
+            listed = ", ".join(map(str, living))
+            raise StudyError(f"processes of this study cannot be ended: {listed}; look at them")
         met.update(living)
         for pid in living:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
     return len(met)
 
 

@@ -32,7 +32,7 @@ class Limits:
     """Seconds that may pass without news from the ranks, by phase."""
 
     start: float = 300.0
-    build: float = 180.0
+    build: float = 900.0
     first_step: float = 240.0
     check: float = 120.0
     window: float = 120.0

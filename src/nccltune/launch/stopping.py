@@ -27,7 +27,9 @@ class StopFlag:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[StopFlag]:
-        before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        # What is ignored stays so: under nohup a hang-up must not stop the search.
+        wanted = [n for n in _SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._note) for number in wanted}
         try:
             yield self
         finally:
@@ -36,4 +38,5 @@ class StopFlag:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.requested = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -43,6 +43,8 @@ class TorchrunLauncher:
     gpus: Sequence[Gpu]
     tag: str
     stop: StopFlag
+    watch_memory: bool = True
+    """False where others use the GPUs too, so that nothing can be told from memory in use."""
     warnings: list[str] = field(default_factory=list)
 
     def plan(
@@ -57,6 +59,8 @@ class TorchrunLauncher:
             "NCCLTUNE_LOG_DIR": str(log_dir),
             TAG: self.tag,
         }
+        if self.gpus and "CUDA_DEVICE_ORDER" not in self.base:
+            added["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order: watched is what is used
         if self.backend == "nccl":
             added |= nccl_log_variables(str(log_dir), probe=probe)
         argv = torchrun_argv(self.python, self.nproc_per_node, "nccltune.worker")
@@ -97,7 +101,7 @@ class TorchrunGroup:
 
     @property
     def alive(self) -> bool:
-        return not self._closed and self._process.poll() is None
+        return not self._closed and not self._broken()
 
     def request(self, message: Mapping[str, Any], limits: Limits, progress: Progress) -> Outcome:
         """Send one request and follow it to its result. After a failure the group is ended."""
@@ -194,7 +198,7 @@ class TorchrunGroup:
 
     def _await_memory(self) -> None:
         deadline = time.monotonic() + _MEMORY_SECONDS
-        while True:
+        while self._launcher.watch_memory:
             held = [
                 now - before
                 for now, before in zip(
@@ -209,7 +213,7 @@ class TorchrunGroup:
                     f"use than before it (limit {_MEMORY_SLACK >> 20} MiB); look with nvidia-smi"
                 )
                 return
-            time.sleep(0.05)
+            time.sleep(0.2)
 
 
 class _Watch:

@@ -57,10 +57,10 @@ def read_best(path: str | os.PathLike[str]) -> Best:
     """Read a best.yaml. Raises UsageError naming the file and what is wrong with it."""
     file = Path(path)
     try:
-        data = yaml.safe_load(file.read_text())
+        data = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file}: cannot be read: {error}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise UsageError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict) or data.get("version") != 1:
         raise UsageError(f"{file}: not a best.yaml of version 1")

@@ -69,6 +69,27 @@ NOT_OURS = frozenset(
 )
 """DDP arguments that belong to the job or the launch, or hold no plain value."""
 
+LAUNCHERS_OWN = frozenset(
+    {
+        "CUDA_DEVICE_ORDER",
+        "CUDA_VISIBLE_DEVICES",
+        "GROUP_RANK",
+        "HOME",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "NCCL_CONF_FILE",  # another file could undo what the site's file keeps off
+        "NCCL_ENV_PLUGIN",
+        "PATH",
+        "PYTHONHOME",
+        "PYTHONPATH",
+        "PYTHONUNBUFFERED",
+        "RANK",
+        "WORLD_SIZE",
+    }
+)
+
 ALWAYS_UNSAFE = frozenset({"static_graph"})
 """With no_sync() it breaks, and it can stop reducing gradients without a word."""
 
@@ -76,8 +97,15 @@ USERS_OWN = frozenset({"num_workers", "batch_size"})
 """What every job has a value of; null as a default in a file means that value."""
 
 
+def _launchers_own(name: str) -> bool:
+    """Variables that say how ranks are started and what they read: never a setting."""
+    return name in LAUNCHERS_OWN or name.startswith(("LD_", "TORCHELASTIC_", "NCCLTUNE_"))
+
+
 def target_problem(name: str, target: Target) -> str | None:
     """Why a parameter of that name cannot have that target, or None."""
+    if target == "env" and _launchers_own(name):
+        return f"{name} belongs to the launch and cannot be searched or held"
     if name in SET_BY_RULE:
         return f"{name} is set by rule and cannot be searched"
     if target == "ddp" and name in NOT_OURS:

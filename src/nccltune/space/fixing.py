@@ -8,7 +8,15 @@ from typing import NoReturn
 from nccltune.errors import UsageError
 from nccltune.nccl import catalog, site, values
 from nccltune.nccl.site import SiteVariable
-from nccltune.space.arguments import ALWAYS_UNSAFE, KINDS, NOT_OURS, TARGETS, Target, value_problem
+from nccltune.space.arguments import (
+    ALWAYS_UNSAFE,
+    KINDS,
+    NOT_OURS,
+    TARGETS,
+    Target,
+    target_problem,
+    value_problem,
+)
 from nccltune.space.facts import Facts, Selection
 from nccltune.space.messages import suggestion
 from nccltune.space.model import Space
@@ -49,6 +57,8 @@ def fixed_targets(
     targets: dict[str, Target] = {}
     for name, value in selection.fix.items():
         targets[name] = _target(name, space, facts, source)
+        if text := target_problem(name, targets[name]):
+            raise UsageError(f"--fix {name}={show(value)}: {text}")
         _check_value(name, targets[name], value, facts, selection)
     return targets
 

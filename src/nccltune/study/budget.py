@@ -13,10 +13,13 @@ from nccltune.study.records import Measurement, Trial
 _PATIENCE = 6.0  # times what the baseline needed
 
 
-def limits_from(baseline: Measurement | None, batch_factor: float = 1.0) -> Limits:
+def limits_from(
+    baseline: Measurement | None, batch_factor: float = 1.0, *, cold: bool = False
+) -> Limits:
     """Limits for a candidate; generous constants before the baseline is known.
 
-    `batch_factor` is its batch size over the baseline's: steps take that much longer. The floors
+    `batch_factor` is its batch size over the baseline's: steps take that much longer. `cold`: the
+    first launch of a run, which may have to read everything from the disk again. The floors
     keep a short baseline from turning a busy moment of the machine into a timeout.
     """
     if baseline is None or baseline.result is None:
@@ -25,7 +28,7 @@ def limits_from(baseline: Measurement | None, batch_factor: float = 1.0) -> Limi
     windows: Sequence[Mapping[str, Any]] = baseline.result["windows"]
     window = max(max(w["rank_seconds"]) for w in windows) * batch_factor
     return Limits(
-        start=max(60.0, _PATIENCE * spent.get("start", 0.0)),
+        start=max(Limits.start if cold else 60.0, _PATIENCE * spent.get("start", 0.0)),
         build=max(30.0, _PATIENCE * spent["build"]),
         first_step=max(30.0, _PATIENCE * spent["first_step"] * batch_factor),
         check=max(30.0, _PATIENCE * spent["check"]),

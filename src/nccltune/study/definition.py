@@ -14,7 +14,7 @@ import yaml
 from nccltune.errors import UsageError
 from nccltune.machine.facts import Machine
 from nccltune.space import ResolvedSpace
-from nccltune.study.store import StudyPaths, read_definition, write_text
+from nccltune.study.folder import StudyPaths, read_definition, write_text
 from nccltune.worker.spec import Workload
 
 
@@ -87,6 +87,12 @@ def new_tag() -> str:
     return secrets.token_hex(8)
 
 
+def process_tag(paths: StudyPaths, tag: str) -> str:
+    """What the processes of this very folder carry: a copy of a study is another one."""
+    place = paths.folder.stat()
+    return f"{tag}-{place.st_dev:x}-{place.st_ino:x}"
+
+
 def refuse_changes(paths: StudyPaths, wanted: Definition) -> dict[str, Any]:
     """The stored definition, when the wanted one means the same study.
 
@@ -155,6 +161,6 @@ def default_name(model: str, backend: str, nproc_per_node: int) -> str:
     return f"{plain.lstrip('._-') or 'model'}-{backend}-x{nproc_per_node}"
 
 
-def changes_of(command: Sequence[str]) -> str:
-    """The command on one line, as it would be typed."""
-    return " ".join(shlex.join(command).split())
+def command_line(command: Sequence[str]) -> str:
+    """The command as it would be typed."""
+    return shlex.join(command)

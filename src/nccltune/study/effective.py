@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,12 +42,15 @@ def effective(
     nccl: Version | None,
     config_fields: frozenset[str],
     task: Task,
+    site: Collection[str] = (),
 ) -> Effective:
     """`config_fields` are those of the communicator's configuration that the job's torch knows;
     a limit that it does not know there goes through the environment of a new group instead.
     """
     parts = split(configuration, resolved)
-    env = {name: values.spell(name, configuration[name], nccl) for name in parts.env}
+    # A variable of the site can only be held at the value that it has there anyway.
+    ours = [name for name in parts.env if name not in site]
+    env = {name: values.spell(name, configuration[name], nccl) for name in ours}
     process_env: dict[str, str] = {}
     communicator_env: dict[str, str] = {}
     communicator_config: dict[str, int] = {}

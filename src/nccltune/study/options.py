@@ -94,7 +94,7 @@ def _value(name: str, text: str) -> Value:
         return None
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):  # 2020-13-45 is a date to YAML
         return text
     if value is None:  # null, Null, NULL; "# ..." is null for YAML too, but nobody means it
         return text if text.lstrip().startswith("#") else None

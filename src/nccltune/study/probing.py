@@ -14,14 +14,19 @@ from nccltune.errors import StudyError
 from nccltune.launch.nccl_logs import NcclLogs
 from nccltune.launch.protocol import Launcher, Limits
 from nccltune.nccl.values import spell
-from nccltune.study.store import write_text
-from nccltune.study.survey import Survey
+from nccltune.study.folder import write_text
+from nccltune.study.survey import Survey, nccl_version
 
 
 def fixed_env(survey: Survey) -> dict[str, str]:
     """Variables that --fix holds: they shape what NCCL does in the probe launch too."""
     fixed = survey.options.fix.items()
-    return {n: spell(n, v, None) for n, v in fixed if n.isupper() and v is not None}
+    version = nccl_version(survey, None)
+    return {
+        name: spell(name, value, version)
+        for name, value in fixed
+        if name.isupper() and value is not None and name not in survey.site
+    }
 
 
 def probe_key(survey: Survey) -> str:

@@ -48,6 +48,10 @@ class Proposer:
         trials: Sequence[Trial],
         seed: int,
     ) -> None:
+        self._parameters = {
+            stage: {parameter.name: parameter for parameter in searched}
+            for stage, searched in parameters.items()
+        }
         self._distributions = {
             stage: {parameter.name: distribution(parameter) for parameter in searched}
             for stage, searched in parameters.items()
@@ -76,7 +80,7 @@ class Proposer:
                     multivariate=True,
                     n_startup_trials=_STARTUP_TRIALS,
                     # resumed: not the same draws again
-                    seed=self._seed + len(trials),
+                    seed=(self._seed + len(trials)) % (1 << 32),
                 )
                 studies[stage] = optuna.create_study(
                     storage=storage,
@@ -129,7 +133,10 @@ class Proposer:
         study.add_trial(
             create_trial(
                 state=TrialState.COMPLETE,
-                params={name: trial.parameters[name] for name in distributions},
+                params={
+                    name: _as_proposed(parameter, trial.parameters[name])
+                    for name, parameter in self._parameters[trial.stage].items()
+                },
                 distributions=dict(distributions),
                 value=value,
                 user_attrs={_TRIAL: trial.number, "state": trial.state},
@@ -140,6 +147,20 @@ class Proposer:
     def _worst(study: optuna.Study) -> float:
         values = [t.value for t in study.get_trials(deepcopy=False) if t.value is not None]
         return min(values, default=0.0)
+
+
+def _as_proposed(parameter: Parameter, value: Value) -> Value:
+    """A value that the sampler can have proposed. One that does nothing in a configuration is null
+    there, whether or not null is among the choices: any legal value stands for the same job.
+    """
+    if parameter.legal(value):
+        return value
+    if parameter.legal(parameter.default):
+        return parameter.default
+    if parameter.range is not None:
+        return parameter.range.low
+    assert parameter.choices  # one of the two is there
+    return parameter.choices[0]
 
 
 def distribution(parameter: Parameter) -> BaseDistribution:

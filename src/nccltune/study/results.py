@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import nccltune
-from nccltune.errors import NccltuneError
+from nccltune.errors import NccltuneError, StudyError
 from nccltune.output.best import Best
 from nccltune.output.env_file import env_file
 from nccltune.space import ResolvedSpace, Value, changes, key
+from nccltune.study.folder import StudyPaths, read_definition, study_names, write_text
 from nccltune.study.records import Measurement, Stage, Trial, best_of
-from nccltune.study.store import Store, StudyPaths, read_definition, study_names, write_text
+from nccltune.study.store import Store
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,24 @@ class Summary:
             trials=tuple(store.trials),
             measurements={m.id: m for m in store.measurements},
         )
+
+    def check(self) -> None:
+        """Raises StudyError when records hold something else than what we write."""
+        try:
+            for trial in self.trials:
+                measurement = self.measurement(trial)
+                text = f"{trial.seconds:.1f} {trial.value or 0.0:.1f} {trial.state.upper()}"
+                assert text and isinstance(trial.number, int) and key(trial.parameters)
+                assert isinstance(measurement.effective["env"], dict)
+                assert isinstance(measurement.nccl, (dict, type(None)))
+                if measurement.result is not None:
+                    assert isinstance(measurement.result["windows"], list)
+            self.ranking(), self.failures(), self.time_spent(), self.winner, self.larger
+        except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError) as why:
+            raise StudyError(
+                f"{self.paths.folder}: its records are damaged ({type(why).__name__}: {why}); "
+                "restore the files"
+            ) from why
 
     @property
     def baseline(self) -> Trial | None:
@@ -106,7 +125,9 @@ def read_all(studies_dir: Path) -> tuple[list[Summary], list[str]]:
     summaries, unreadable = [], []
     for name in study_names(studies_dir):
         try:
-            summaries.append(Summary.read(StudyPaths(studies_dir / name)))
+            summary = Summary.read(StudyPaths(studies_dir / name))
+            summary.check()
+            summaries.append(summary)
         except NccltuneError as error:
             unreadable.append(str(error))
     return summaries, unreadable

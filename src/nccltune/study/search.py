@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 from packaging.version import Version
 
 from nccltune.errors import StudyError
+from nccltune.launch.environment import refuse_overrides
 from nccltune.launch.nccl_logs import NcclLogs
 from nccltune.launch.protocol import Failure, Group, Launcher, Outcome
 from nccltune.launch.stopping import StopFlag
@@ -80,6 +81,7 @@ class Search:
     stop: StopFlag
     site: Mapping[str, SiteVariable] = field(default_factory=dict)
     _live_group: LiveGroup | None = None
+    _opened: int = 0
 
     def run(self) -> Ending:
         """Measure until trials or time are spent or nothing new is left to propose.
@@ -118,25 +120,50 @@ class Search:
         self.reporter.trial_ends(trial, failure, log)
 
     def measure(self, following: Next) -> tuple[Measurement, Failure | None]:
-        """One configuration, in the live worker group where its process environment is the same."""
+        """One configuration, in the live worker group where its process environment is the same.
+
+        A failure in ranks that have measured something before may be theirs: it counts only when it
+        comes again in new ones.
+        """
         given = self.effective(following.configuration)
-        baseline = self.store.measurement(self.store.trials[0]) if self.store.trials else None
-        limits = limits_from(baseline, given.batch_size / self.task.batch_size)
+        refuse_overrides(self.site, given.communicator_env)
+        measurement, failure = self._measure_once(following, given)
+        if failure is not None and self._live_group is not None and self._live_group.measured > 1:
+            lost = round(sum(measurement.seconds.values()), 3)
+            measurement, failure = self._measure_once(following, given)
+            seconds = {**measurement.seconds, "failed before": lost}
+            measurement = replace(measurement, seconds=seconds)
+        return measurement, failure
+
+    def _measure_once(
+        self, following: Next, given: Effective
+    ) -> tuple[Measurement, Failure | None]:
         began = time.monotonic()
-        if not self._live(given):
-            self.close()
-            self._live_group = LiveGroup.open(self.launcher, self.store, given)
-        live = self._live_group
-        assert live is not None
-        message = self._request(following, given)
+        live, closing = self._group_for(given)
+        baseline = self.store.measurement(self.store.trials[0]) if self.store.trials else None
+        factor = given.batch_size / self.task.batch_size
+        limits = limits_from(baseline, factor, cold=self._opened == 1)
         log = NcclLogs(live.log_dir)
+        message = self._request(following, given)
         outcome = live.group.request(message, limits, self.reporter.progress)
         live.measured += 1
+        seconds = {**outcome.seconds, "close": round(closing, 3)}
         spent = time.monotonic() - began
-        seconds = {**outcome.seconds}
         seconds["other"] = round(max(0.0, spent - sum(seconds.values())), 3)
         nccl = log.facts({*given.env, *self.site})
         return self._record(following, live.launch, given, outcome, seconds, nccl), outcome.failure
+
+    def _group_for(self, given: Effective) -> tuple[LiveGroup, float]:
+        """The group to measure in, and the seconds it took to end the one before."""
+        live = self._live_group
+        if live is not None and live.serves(given):
+            return live, 0.0
+        began = time.monotonic()
+        self.close()
+        closing = time.monotonic() - began
+        self._live_group = live = LiveGroup.open(self.launcher, self.store, given)
+        self._opened += 1
+        return live, closing
 
     def _live(self, given: Effective) -> bool:
         live = self._live_group
@@ -155,6 +182,7 @@ class Search:
             nccl=self.nccl,
             config_fields=self.config_fields,
             task=self.task,
+            site=self.site,
         )
 
     def _public(self, text: str) -> str:

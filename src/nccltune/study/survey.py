@@ -72,11 +72,10 @@ def survey(
     options = options.complete(device)
     machine, gpus = this_machine(environ, use_gpus=device == "cuda")
     backend = _backend(options.backend, device, job)
-    ranks = _ranks(options.nproc_per_node, device, len(gpus) or int(job["gpus"]))
+    usable = int(job["gpus"])  # to torch; NVML may see more, or not be there
+    ranks = _ranks(options.nproc_per_node, device, min(len(gpus), usable) or usable)
     gpus = gpus[:ranks]
     machine = replace(machine.with_job(job), **_used(machine, ranks))
-    if device == "cuda" and not options.allow_busy:
-        _refuse_busy(gpus)
     workers = options.num_workers
     if workers is None:
         workers = min(8, max(1, machine.cores // ranks))
@@ -159,6 +158,8 @@ def _data(given: str) -> tuple[str, str | None]:
     """(kind, folder) of --data."""
     if given in ("images", "synthetic"):
         return given, None
+    if not given.strip():
+        raise UsageError("--data: is empty; give images, synthetic, a folder or pkg.module:factory")
     folder = Path(given)
     if ":" in given and not folder.exists():
         return given, None
@@ -230,7 +231,8 @@ def _used(machine: Machine, ranks: int) -> dict[str, Any]:
     }
 
 
-def _refuse_busy(gpus: Sequence[Gpu]) -> None:
+def refuse_busy(gpus: Sequence[Gpu]) -> None:
+    """Raises UsageError when other processes compute on these GPUs."""
     busy = processes(gpus)
     if not busy:
         return

@@ -57,8 +57,6 @@ def _serve(status: Status) -> None:
 
     status.at("rendezvous")
     ranks = Ranks()
-    if torch.cuda.is_available():
-        torch.cuda.set_device(ranks.local_rank)
     pids = [int(row[0]) for row in ranks.gather([float(os.getpid())])]
     channel = Channel.connect() if ranks.rank == 0 else None
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import time
+import zlib
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -72,6 +74,8 @@ class LoaderFeed:
         self.buffered = self.workers * int(prefetch or 2)
         self.consumed = 0
         seed = request.workload.seed
+        if len(dataset) == 0:  # type: ignore[arg-type]
+            raise ValueError(f"--data {request.workload.data}: the data set is empty")
         self._loader: DataLoader[Any] = DataLoader(
             dataset,
             batch_size=request.batch_size,
@@ -79,7 +83,9 @@ class LoaderFeed:
                 len(dataset),  # type: ignore[arg-type]
                 ranks.rank,
                 ranks.world_size,
-                seed,
+                # Other files in other measurements, or the first would read them from the disk
+                # and all later ones from memory.
+                seed + zlib.crc32(request.id.encode()),
             ),
             num_workers=self.workers,
             prefetch_factor=prefetch,
@@ -94,8 +100,8 @@ class LoaderFeed:
         self._responses: list[float] = []
         self._waited = 0.0
 
-    def _pull(self) -> tuple[Any, float]:
-        """The next batch and how long it made us wait, seconds."""
+    def _pull(self) -> tuple[Any, float, bool]:
+        """The next batch, how long it took to come (seconds), whether it lay ready."""
         began = time.monotonic()
         batch, ready = next(self._batches)
         now = time.monotonic()
@@ -103,10 +109,10 @@ class LoaderFeed:
         if self.workers:
             self._responses.append(ready - self._asked.popleft())
             self._asked.append(now)  # now the batch `buffered` further on is asked for
-        return batch, now - began
+        return batch, now - began, ready <= began
 
     def next(self) -> Batch:
-        batch, waited = self._pull()
+        batch, waited, _ = self._pull()
         self._waited += waited
         return batch[0], batch[1]
 
@@ -121,11 +127,10 @@ class LoaderFeed:
 
     def drain(self) -> None:
         """Take what lies ready without training on it, so that what comes next is the loader's
-        own pace. Stops at the first batch that had to be waited for.
+        own pace. Stops at the first batch that was not ready yet.
         """
         for _ in range(self.buffered):
-            _, waited = self._pull()
-            if waited > 1e-3:
+            if not self._pull()[2]:
                 return
 
     def close(self) -> None:
@@ -154,7 +159,8 @@ class SyntheticFeed:
 
     def drain(self) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        del self._batch
 
 
 def load_object(reference: str) -> Any:
@@ -163,6 +169,7 @@ def load_object(reference: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+@functools.lru_cache(maxsize=1)  # scanning a large image folder takes minutes
 def open_dataset(workload: Workload) -> Dataset[Any]:
     """The data set of a workload that has one: an image folder with the usual training transforms
     for ImageNet (random crop, flip, normalisation), or the user's own.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +25,8 @@ from nccltune.worker.ranks import Ranks, new_group
 from nccltune.worker.spec import Request, Workload
 from nccltune.worker.status import Status
 
+_NEWS_SECONDS = 5.0
+_AUXILIARY = 0.3  # weight of auxiliary heads: Szegedy et al., Going deeper with convolutions, 2014
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -57,14 +61,17 @@ class Job:
     """A model in DDP with its optimizer and its batches. `step()` trains one batch."""
 
     def __init__(
-        self, request: Request, ranks: Ranks, group: dist.ProcessGroup | None, status: Status
+        self,
+        request: Request,
+        ranks: Ranks,
+        group: dist.ProcessGroup | None,
+        status: Status,
+        announce: Callable[..., None],
     ) -> None:
         self._workload = workload = request.workload
-        self._status = status
-        self._steps = 0
-        self.device = torch.device(workload.device, ranks.local_rank % max(1, _device_count()))
-        if workload.device == "cpu":
-            self.device = torch.device("cpu")
+        self._status, self._announce = status, announce
+        self._steps, self._told = 0, time.monotonic()
+        self.device = own_device(workload.device, ranks)
         _set_precision(workload)
         torch.manual_seed(workload.seed)  # the same weights on every rank and in every trial
         dataset = None if workload.data == "synthetic" else open_dataset(workload)
@@ -101,6 +108,9 @@ class Job:
         self._update(loss)
         self.loss = loss.detach()
         self._steps = number + 1
+        if time.monotonic() - self._told > _NEWS_SECONDS:  # a long window is no silence
+            self._told = time.monotonic()
+            self._announce("alive", step=number)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         dtype = _AUTOCAST.get(self._workload.precision)
@@ -132,11 +142,18 @@ class Job:
         return [int(size) for size in str(text).replace(",", " ").split()]
 
     def close(self) -> None:
+        """Let go of everything that holds memory."""
         self.feed.close()
+        del self.model, self.optimizer, self.loss_function, self.loss
 
 
-def _device_count() -> int:
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+def own_device(kind: str, ranks: Ranks) -> torch.device:
+    """This rank's device, made the current one. A GPU is touched only where the job wants one."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    device = torch.device(kind, ranks.local_rank)
+    torch.cuda.set_device(device)
+    return device
 
 
 def _set_precision(workload: Workload) -> None:
@@ -185,10 +202,16 @@ def _image_batch(model: torch.nn.Module, request: Request) -> Batch:
 
 
 def cross_entropy(output: Any, targets: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of what classification models return: logits, or logits with auxiliary heads
-    (only the main head counts), or (batch, positions, classes) for token models.
+    """Cross entropy of what classification models return: logits, or a tuple of them with auxiliary
+    heads, as GoogLeNet and Inception have (in DDP every parameter needs its gradient), or (batch,
+    positions, classes) for token models.
     """
-    logits = getattr(output, "logits", output)
-    if isinstance(logits, (tuple, list)):
-        logits = logits[0]
-    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
+    if not isinstance(output, (tuple, list)):
+        heads = [getattr(output, "logits", output)]
+    else:
+        heads = [head for head in output if head is not None]
+        heads = [head for head in heads if head.shape == heads[0].shape]  # features are no head
+    main, *auxiliary = (
+        F.cross_entropy(head.reshape(-1, head.shape[-1]), targets.reshape(-1)) for head in heads
+    )
+    return main + _AUXILIARY * sum(auxiliary) if auxiliary else main

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
-import resource
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ from nccltune.worker.windows import (
 
 Announce = Callable[..., None]
 
+_MOST_DRAINS = 3
+
 
 def measure(request: Request, ranks: Ranks, status: Status, announce: Announce) -> dict[str, Any]:
     """Measure one configuration and return its result (the same on every rank), as plain JSON."""
@@ -38,7 +41,7 @@ def measure(request: Request, ranks: Ranks, status: Status, announce: Announce) 
     clock.start("build")
     status.at("build")
     communicator = Communicator(request)
-    job = Job(request, ranks, communicator.group, status)
+    job = Job(request, ranks, communicator.group, status, announce)
     clock.start("first_step")
     for _ in range(2):  # DDP rebuilds its buckets after the first
         job.step("first_step")
@@ -47,8 +50,7 @@ def measure(request: Request, ranks: Ranks, status: Status, announce: Announce) 
     clock.start("check")
     status.at("check")
     checked = check_collectives(job, communicator.group, ranks)
-    if job.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(job.device)
+    _forget_peak_memory(job)
     timer = WindowTimer(request, ranks, job, clock, announce)
     steady = timer.warm_up()
     cut = timer.measure()
@@ -63,7 +65,6 @@ def measure(request: Request, ranks: Ranks, status: Status, announce: Announce) 
 
 def _tear_down(job: Job, communicator: Communicator) -> None:
     job.close()
-    job.model = None  # type: ignore[assignment]
     gc.collect()  # the old communicator must be gone before a next one is made
     communicator.close()
     if job.device.type == "cuda":
@@ -115,17 +116,19 @@ class WindowTimer:
         self._clock.start("warmup")
         settings = self._request.settings
         self._settle()
-        begin, drained = 0, False
+        begin, drains = 0, 0
         while True:
             self._run("warmup", warmup=True)
             windows = self.windows[begin:]
             over, steady = warmed_up(windows, settings)
             if over:
                 return steady
-            if not drained and self._draining(settled(windows)[-settings.steady_windows :]):
+            if drains < _MOST_DRAINS and self._draining(
+                settled(windows)[-settings.steady_windows :]
+            ):
                 self._job.feed.drain()
                 self._settle()
-                begin, drained = len(self.windows), True
+                begin, drains = len(self.windows), drains + 1
 
     def _settle(self) -> None:
         """From here on, what lies in the queue has to be consumed before windows can count; one
@@ -141,19 +144,24 @@ class WindowTimer:
         """Returns whether it was ended early as surely slower than the incumbent."""
         self._clock.start("measure")
         settings = self._request.settings
-        most = 2 * settings.windows  # windows that drained the queue are made up for, in bounds
-        for number in range(most):
+        for number in range(2 * settings.windows):
             self._run("measure", warmup=False)
             counting = self.counting
+            if self._draining(counting) and number < 2 * settings.windows - 1:
+                self._discard_first()  # a later one makes up for it, in bounds
+                continue
             spent = sum(window.seconds for window in counting)
-            enough = len(counting) >= settings.windows or (
-                len(counting) >= 2 and spent >= settings.max_measure_seconds
-            )
-            if enough and (not self._draining(counting) or number == most - 1):
+            if len(counting) >= settings.windows:
+                return False
+            if len(counting) >= 2 and spent >= settings.max_measure_seconds:
                 return False
             if hopeless(self.rates(), settings):
                 return True
         return False
+
+    def _discard_first(self) -> None:
+        first = next(i for i, window in enumerate(self.windows) if window.counts)
+        self.windows[first] = replace(self.windows[first], counts=False)
 
     def _run(self, phase: str, *, warmup: bool) -> Window:
         job, feed = self._job, self._job.feed
@@ -230,5 +238,20 @@ def _peak_memory(job: Job) -> tuple[int, int]:
             torch.cuda.max_memory_allocated(job.device),
             torch.cuda.max_memory_reserved(job.device),
         )
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    resident = _peak_resident()
     return resident, resident
+
+
+def _forget_peak_memory(job: Job) -> None:
+    if job.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(job.device)
+        return
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: VmHWM begins anew
+
+
+def _peak_resident() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from nccltune.worker.job import own_device
 from nccltune.worker.ranks import Ranks, new_group
 from nccltune.worker.status import Status
 
@@ -17,7 +18,7 @@ _ELEMENTS = (1 << 10, 1 << 18, 25 * (1 << 18))
 def probe(message: dict[str, Any], ranks: Ranks, status: Status) -> dict[str, Any]:
     """All-reduce, broadcast and all-gather on a fresh group of `message["backend"]`."""
     status.at("probe")
-    device = torch.device(message["device"])
+    device = own_device(message["device"], ranks)
     group = new_group(message["backend"])
     for elements in _ELEMENTS:
         data = torch.ones(elements, device=device)

@@ -1,0 +1,263 @@
+"""A study's folder: its paths, its definition, its lock."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nccltune.errors import StudyError, UsageError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
+
+
+_SECTIONS: dict[str, type | tuple[type, ...]] = {
+    "created": str,
+    "command": str,
+    "workload": dict,
+    "sampler": str,
+    "seed": int,
+    "machine": dict,
+    "site": dict,
+    "probe": (dict, type(None)),
+    "space": dict,
+    "tag": str,
+}
+
+
+@dataclass(frozen=True)
+class StudyPaths:
+    """Every path of a study."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, studies_dir: Path, name: str) -> StudyPaths:
+        """Raises UsageError when the name is not one plain folder name."""
+        if not _NAME.fullmatch(name):
+            raise UsageError(
+                f"--study {name!r}: a study name is one folder name of letters, digits, '.', '_', "
+                "'+' and '-', starting with a letter or digit; --studies-dir says where it lies"
+            )
+        return cls(studies_dir / name)
+
+    @property
+    def name(self) -> str:
+        return Path(os.path.abspath(self.folder)).name
+
+    @property
+    def definition(self) -> Path:
+        return self.folder / "study.yaml"
+
+    @property
+    def trials(self) -> Path:
+        return self.folder / "trials.jsonl"
+
+    @property
+    def measurements(self) -> Path:
+        return self.folder / "measurements.jsonl"
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / "optuna.journal"
+
+    @property
+    def lock(self) -> Path:
+        return self.folder / "lock"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    @property
+    def worker(self) -> Path:
+        return self.logs / "worker"
+
+    @property
+    def best_env(self) -> Path:
+        return self.folder / "best.env"
+
+    @property
+    def best_yaml(self) -> Path:
+        return self.folder / "best.yaml"
+
+    @property
+    def best_batch_yaml(self) -> Path:
+        return self.folder / "best-batch.yaml"
+
+    def launch_logs(self, launch: int) -> Path:
+        return self.logs / f"launch-{launch:04d}"
+
+    def relative(self, path: str | Path) -> str:
+        """As records hold it: relative to the study."""
+        return os.path.relpath(path, self.folder)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file in one rename, on disk before it is named."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        # Whatever the locale; a name that is no text at all is written in escapes.
+        with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise StudyError(f"cannot write {path}: {error.strerror}") from error
+
+
+def read_definition(paths: StudyPaths) -> dict[str, Any]:
+    """Raises UsageError when study.yaml is missing or not one of ours."""
+    try:
+        definition = yaml.safe_load(paths.definition.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{paths.folder}: no study here (no study.yaml)") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise UsageError(f"{paths.definition}: cannot be read: {error}") from error
+    if not isinstance(definition, dict) or definition.get("version") != 1:
+        raise UsageError(f"{paths.definition}: not a study of version 1")
+    for name, kind in _SECTIONS.items():
+        if not isinstance(definition.get(name), kind):
+            raise UsageError(f"{paths.definition}: {name}: missing or of the wrong kind")
+    return definition
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def cut_back(path: Path) -> None:
+    """Remove a last line without its newline (a write that was cut). Only under the lock."""
+    with contextlib.suppress(FileNotFoundError):
+        data = path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole == len(data):
+            return
+        with path.open("rb+") as file:
+            if _is_record(data[whole:]):  # complete but for its end
+                file.seek(0, os.SEEK_END)
+                file.write(b"\n")
+            else:
+                file.truncate(whole)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def check_writable(studies_dir: Path) -> None:
+    """Raises UsageError when studies cannot be made there; makes nothing itself."""
+    nearest = studies_dir.absolute()
+    if os.pathsep in str(nearest):
+        raise UsageError(
+            f"--studies-dir {studies_dir}: PYTHONPATH, through which ranks get their files, cannot "
+            f"hold a folder with {os.pathsep!r} in its path"
+        )
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise UsageError(f"--studies-dir {studies_dir}: cannot be written: {nearest} is no folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UsageError(f"--studies-dir {studies_dir}: cannot be written: no right in {nearest}")
+
+
+@contextlib.contextmanager
+def locked(paths: StudyPaths) -> Iterator[None]:
+    """Make the folder if need be and hold its lock; the system releases it with the process.
+
+    Raises: UsageError when another tuner holds it or the folder cannot be written.
+    """
+    try:
+        paths.folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise UsageError(
+            f"--studies-dir {paths.folder.parent}: cannot be written: {error.strerror}"
+        ) from error
+    held = False
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise _held_by(paths, os.pread(file, 100, 0)) from None
+        if not paths.lock.exists() or os.fstat(file).st_ino != paths.lock.stat().st_ino:
+            raise _held_by(paths, b"another that just began or ended")
+        held = True
+        since = datetime.now().astimezone().isoformat(timespec="seconds")
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"process {os.getpid()} since {since}\n".encode(), 0)
+        for records in (paths.trials, paths.measurements, paths.journal):
+            cut_back(records)
+        yield
+        _remove_if_unused(paths)
+    except BaseException:
+        if held:
+            _remove_if_unused(paths)
+        raise
+    finally:
+        os.close(file)
+
+
+def has_records(paths: StudyPaths) -> bool:
+    return paths.trials.exists() or paths.measurements.exists()
+
+
+def _held_by(paths: StudyPaths, holder: bytes) -> UsageError:
+    who = holder.decode(errors="replace").strip() or "unknown"
+    return UsageError(
+        f"{paths.folder}: another nccltune works on this study ({who}); wait for it, or give "
+        "another --study name"
+    )
+
+
+def _remove_if_unused(paths: StudyPaths) -> None:
+    """A folder that holds nothing but its lock is one that was refused: leave no trace of it."""
+    with contextlib.suppress(OSError):
+        if [entry.name for entry in paths.folder.iterdir()] == [paths.lock.name]:
+            paths.lock.unlink()
+            paths.folder.rmdir()
+
+
+def set_aside(paths: StudyPaths) -> Path:
+    """Rename a study's folder so that a new one can start. Returns where it is now."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    for attempt in range(100):
+        suffix = f".{attempt}" if attempt else ""
+        target = paths.folder.with_name(f"{paths.name}.{stamp}{suffix}")
+        if not target.exists():
+            paths.folder.rename(target)
+            return target
+    raise StudyError(f"{paths.folder}: cannot find a free name to move it to")
+
+
+def find_study(study: str, studies_dir: Path) -> StudyPaths:
+    """A study by its folder, or by its name below `studies_dir`.
+
+    Raises: UsageError naming the studies that are there.
+    """
+    if (Path(study) / "study.yaml").is_file():
+        return StudyPaths(Path(study))
+    paths = StudyPaths(studies_dir / study)
+    if os.sep in study or not paths.definition.is_file():
+        known = ", ".join(study_names(studies_dir)) or "none"
+        raise UsageError(f"{study}: no such study in {studies_dir}; there are: {known}")
+    return paths
+
+
+def study_names(studies_dir: Path) -> list[str]:
+    """Names of the studies below a folder, newest first."""
+    found = [file for file in studies_dir.glob("*/study.yaml") if file.is_file()]
+    return [f.parent.name for f in sorted(found, key=lambda f: f.stat().st_mtime, reverse=True)]
