@@ -117,7 +117,7 @@ def test_as_json(nccltune_command: Command, study: StudyPaths) -> None:
     ]
     assert [t["number"] for t in found["all_trials"]] == list(range(8))
     assert found["all_trials"][2]["state"] == "failed"
-    # A failed trial costs 3 s like all others here.
+    # A failed trial costs 3 s like all others here, and was repeated once in new ranks.
     assert sum(found["seconds"].values()) == pytest.approx(
         27.0, abs=2.0
     )  # one failure was repeated

@@ -231,7 +231,7 @@ def test_a_file_that_cannot_be_written_is_left_as_it_was(tmp_path: Path) -> None
     code = (
         "import resource, sys\nfrom pathlib import Path\n"
         "from nccltune.errors import StudyError\n"
-        "from nccltune.study.store import write_text\n"
+        "from nccltune.study.folder import write_text\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4, 4))\n"
         f"try:\n    write_text(Path({str(target)!r}), 'second\\n')\n"
         "except StudyError as error:\n    print(error)\n    sys.exit(11)\n"
@@ -246,7 +246,7 @@ def test_a_file_that_cannot_be_written_is_left_as_it_was(tmp_path: Path) -> None
 def test_a_second_tuner_is_refused_and_told_who_holds_the_study(paths: StudyPaths) -> None:
     code = (
         "import sys\nfrom pathlib import Path\n"
-        "from nccltune.study.store import StudyPaths, locked\n"
+        "from nccltune.study.folder import StudyPaths, locked\n"
         f"with locked(StudyPaths(Path({str(paths.folder)!r}))):\n"
         "    print('held', flush=True)\n    sys.stdin.read()\n"
     )
