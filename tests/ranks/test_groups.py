@@ -100,6 +100,7 @@ def test_what_is_reported_is_the_loaders_long_run_rate(tmp_path: Path, step_ms: 
     group.close()
 
 
+@pytest.mark.slow
 def test_eight_ranks_start_measure_lose_one_and_end(tmp_path: Path) -> None:
     starter = launcher(tmp_path, ranks=8, FAULT="die", FAULT_LAUNCH="1")
     short = Settings(windows=1, max_warmup_windows=2, window_steps=2)
