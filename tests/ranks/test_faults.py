@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Cli
+from running import Cli
 
 pytestmark = pytest.mark.ranks
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from conftest import JOBS
 from nccltune.launch.leftovers import tagged_processes
 from nccltune.launch.protocol import Limits
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.torchrun import TorchrunLauncher
 from nccltune.launch.worker_files import place_worker
 from nccltune.worker.spec import Request, Settings, Workload
+from running import JOBS
 
 pytestmark = pytest.mark.ranks
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Cli
+from running import Cli
 
 pytestmark = pytest.mark.ranks
 

@@ -28,7 +28,7 @@ parameters:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, cache):  # type: ignore[no-untyped-def]
-    from conftest import Cli
+    from running import Cli
 
     command = Cli(tmp_path_factory.mktemp("end-to-end"), cache)
     (command.folder / "space.yaml").write_text(SPACE)
