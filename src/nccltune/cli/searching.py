@@ -44,7 +44,14 @@ from nccltune.study.proposals import Proposer
 from nccltune.study.results import Summary, write_results
 from nccltune.study.search import Ending, Search
 from nccltune.study.store import Store
-from nccltune.study.survey import Survey, nccl_version, refuse_busy, resolve_space, survey
+from nccltune.study.survey import (
+    Survey,
+    nccl_version,
+    refuse_busy,
+    refuse_empty,
+    resolve_space,
+    survey,
+)
 from nccltune.worker.images import image_folder
 from nccltune.worker.spec import Settings
 
@@ -75,7 +82,8 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
         )
         paths = StudyPaths.of(options.studies_dir, name)
         _tell_setting(found)
-        resolve_space(found, None)  # a mistake in the space or in --fix is told before anything
+        # a mistake in the space or in --fix is told before anything
+        refuse_empty(resolve_space(found, None))
         if dry_run:
             return _dry_run(found, paths, cache, as_json=as_json)
         if options.new:
@@ -107,6 +115,7 @@ def _search(found: Survey, paths: StudyPaths, cache: Path, stop: StopFlag, *, as
         place_worker(paths.worker)
         probe = _probe(found, launcher, paths, cache)
         space = resolve_space(found, probe)
+        refuse_empty(space)
         say(tables.space_text(space))
         stored = _definition(found, space, probe, name).write(paths).to_dict()
     store = Store(paths)

@@ -207,6 +207,8 @@ def _header(summary: Summary, winner: Trial) -> list[str]:
 def verdict_line(summary: Summary) -> str:
     """What may be said without confirmation: nothing about a gain."""
     winner, baseline = summary.winner, summary.baseline
+    if len(summary.trials) < 2:
+        return "no candidate was measured yet"
     if winner is None or baseline is None or winner.number == baseline.number:
         return "no setting measured faster than the baseline; keep the defaults"
     return "not confirmed: the fastest in the search, which noise alone can make a trial"

@@ -130,6 +130,13 @@ def resolve_space(survey: Survey, probe: Mapping[str, Any] | None) -> ResolvedSp
     return resolve(load(name), facts, selection, name)
 
 
+def refuse_empty(space: ResolvedSpace) -> None:
+    """Raises UsageError, with the reasons, when nothing is left that could be searched."""
+    if not space.parameters:
+        reasons = "".join(f"\n  {n.action}: {n.parameter}: {n.reason}" for n in space.notes)
+        raise UsageError(f"nothing to search here; keep the defaults, or another --space{reasons}")
+
+
 def nccl_version(survey: Survey, probe: Mapping[str, Any] | None) -> Version | None:
     """The runtime's, as its log says; the one that torch was built with while nobody has looked."""
     if survey.task.workload.backend != "nccl":
