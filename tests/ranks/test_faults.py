@@ -52,20 +52,23 @@ def test_a_faulty_rank_is_a_record_and_the_study_goes_on(cli: Cli) -> None:
     assert "_hang" in stack, "a silent rank is asked where it is"
 
 
-def _wait_for_measuring(cli: Cli, launch: int) -> None:
-    """Until rank 1 of a launch is among its windows."""
-    status = cli.study("faults") / f"logs/launch-{launch:04d}/rank1.status"
+def _wait_for_measuring(cli: Cli, after: int) -> None:
+    """Until so many trials are on record and rank 1 is among the windows of the next."""
+    status = cli.study("faults") / "logs/launch-0000/rank1.status"
+    records = cli.study("faults") / "trials.jsonl"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        if status.exists() and status.read_text().startswith(("warmup", "measure")):
-            return
+        done = records.read_text().count("\n") if records.exists() else 0
+        if done == after and status.exists():
+            if status.read_text().startswith(("warmup", "measure")):
+                return
         time.sleep(0.02)
-    raise AssertionError(f"launch {launch} never measured")
+    raise AssertionError(f"trial {after} never measured")
 
 
 def test_sigint_saves_everything_and_the_same_command_resumes(cli: Cli) -> None:
     tuner = cli.start(*COMMAND, "--trials", "3")
-    _wait_for_measuring(cli, launch=1)
+    _wait_for_measuring(cli, after=1)
     tuner.send_signal(signal.SIGINT)
     _, err = tuner.communicate(timeout=30)
     assert tuner.returncode == 130
@@ -77,7 +80,7 @@ def test_sigint_saves_everything_and_the_same_command_resumes(cli: Cli) -> None:
 
 def test_sigkill_loses_no_finished_trial(cli: Cli) -> None:
     tuner = cli.start(*COMMAND, "--trials", "3")
-    _wait_for_measuring(cli, launch=1)
+    _wait_for_measuring(cli, after=1)
     tuner.kill()
     tuner.communicate(timeout=30)
     cli.assert_nothing_left()
@@ -101,7 +104,7 @@ def _resumes_to_three(cli: Cli, before: str) -> None:
 
 def test_two_tuners_do_not_share_a_study(cli: Cli) -> None:
     first = cli.start(*COMMAND, "--trials", "2")
-    _wait_for_measuring(cli, launch=0)
+    _wait_for_measuring(cli, after=0)
     second = cli.run(*COMMAND, "--trials", "2")
     assert second.returncode == 2
     assert f"process {first.pid} since" in second.stderr
