@@ -222,3 +222,12 @@ def test_only_the_end_of_a_huge_log_is_read(tmp_path: Path) -> None:
         log.write("x" * (2 << 20) + "\n")
         log.write(AGENT.format(rank=1, code=-11))
     assert exit_codes(tmp_path) == {1: -11}
+
+
+def test_a_rank_that_torchrun_names_is_the_cause_though_all_are_gone(tmp_path: Path) -> None:
+    (tmp_path / "launcher.log").write_text(
+        "E api.py:1] failed (exitcode: 3) local_rank: 1 (pid: 12) of binary: python\n"
+    )
+    failure = ended(tmp_path, [0, 1], 1)
+    assert (failure.kind, failure.rank) == ("crashed", 1)
+    assert failure.message == "rank 1 ended by itself with exit code 3"

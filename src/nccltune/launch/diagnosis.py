@@ -96,9 +96,9 @@ def ended(folder: Path, lost: Sequence[int], exit_code: int | None) -> Failure:
         return _failure(first["kind"], message, first["rank"], folder)
     recorded = {record["rank"] for record in records}
     codes = exit_codes(folder)
-    vanished = [r for r in lost if r not in recorded] or [
-        rank for rank, code in codes.items() if rank not in recorded and code != -signal.SIGTERM
-    ]
+    named = [r for r, code in codes.items() if r not in recorded and code != -signal.SIGTERM]
+    # Where torchrun names a rank, others that are gone too were ended by it.
+    vanished = named or [rank for rank in lost if rank not in recorded]
     if vanished:
         rank = vanished[0]
         return _failure("crashed", f"rank {rank} {_how(codes.get(rank))}", rank, folder)
