@@ -16,6 +16,19 @@ JOBS = Path(__file__).parent / "jobs"
 MARK = "NCCLTUNE_TEST_MARK"
 
 
+def marked(mark: str) -> list[int]:
+    """Living processes that descend from one started with this mark, however they got away."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError, IndexError):
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                if state != "Z" and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
+
+
 class Cli:
     """`nccltune` in a folder of its own, with its own cache and a mark on all its processes."""
 
@@ -58,16 +71,7 @@ class Cli:
         return [json.loads(line) for line in file.read_text().splitlines()]
 
     def processes(self) -> list[int]:
-        """Living processes that descend from this fixture's commands, however they got away."""
-        wanted = f"{MARK}={self.mark}".encode()
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(OSError, IndexError):
-                    state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-                    if state != "Z" and wanted in (entry / "environ").read_bytes().split(b"\0"):
-                        found.append(int(entry.name))
-        return found
+        return marked(self.mark)
 
     def assert_nothing_left(self, seconds: float = 5.0) -> None:
         deadline = time.monotonic() + seconds

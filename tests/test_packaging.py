@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CHECK = """
 import nccltune, nccltune.space as space, nccltune.nccl.catalog as catalog
-from nccltune.launch import supervisor, worker_files
+from nccltune.launch import worker_files
+from nccltune.worker import supervisor
 assert space.builtin_names() == ("comm", "cpu", "default"), space.builtin_names()
 assert "bucket_cap_mb" in space.load("default").parameters
 assert catalog.lookup("NCCL_ALGO") is not None

@@ -57,7 +57,7 @@ def test_choices_and_defaults() -> None:
     assert choices == {
         "device": ["auto", "cuda", "cpu"],
         "backend": ["auto", "nccl", "gloo"],
-        "launcher": ["auto", "torchrun"],
+        "launcher": ["auto", "warm", "torchrun"],
         "precision": ["fp32", "tf32", "bf16", "fp16"],
     }
     defaults = {

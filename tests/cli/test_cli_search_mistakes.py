@@ -32,7 +32,10 @@ REFUSED = {
     "fewer workers than none": (["--num-workers", "-1"], "'--num-workers'"),
     "another device": (["--device", "tpu"], "'tpu' is not one of 'auto', 'cuda', 'cpu'"),
     "another backend": (["--backend", "mpi"], "'mpi' is not one of 'auto', 'nccl', 'gloo'"),
-    "another launcher": (["--launcher", "slurm"], "'slurm' is not one of 'auto', 'torchrun'"),
+    "another launcher": (
+        ["--launcher", "slurm"],
+        "'slurm' is not one of 'auto', 'warm'",
+    ),
     "another precision": (["--precision", "int8"], "'int8' is not one of"),
     "a seed in words": (["--seed", "x"], "'x' is not a valid integer"),
     "a word too many": (["resnet50"], "unexpected extra argument (resnet50)"),

@@ -5,10 +5,12 @@ The faulty one fails in one launch only, FAULT_LAUNCH (its number), on rank 1, a
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import torch
@@ -78,6 +80,20 @@ def _leave() -> None:
     os._exit(3)
 
 
+def _abandon() -> None:
+    """Leaves a child in a session of its own, deaf to polite signals, as a loader worker can."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        time.sleep(600)
+        os._exit(0)
+    with open(os.environ["NCCLTUNE_LOG_DIR"] + "/abandoned.pid", "w") as file:
+        file.write(str(child))
+    os._exit(4)
+
+
 def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -96,6 +112,23 @@ def _diverge() -> None:
 def faulty() -> nn.Module:
     """The fault named by FAULT."""
     return Faulty(os.environ.get("FAULT", "none"))
+
+
+def telling() -> nn.Module:
+    """Leaves in its log folder what a rank's process looks like from inside."""
+    rank, folder = os.environ["RANK"], os.environ["NCCLTUNE_LOG_DIR"]
+    with open("/proc/self/environ") as file:
+        started_with = [entry.partition("=")[0] for entry in file.read().split("\0")]
+    seen = {
+        "environment": dict(os.environ),
+        "started_with": started_with,
+        "leads_session": os.getsid(0) == os.getpid(),
+        "temporary": tempfile.gettempdir(),
+        "threads": torch.get_num_threads(),
+    }
+    with open(f"{folder}/seen.{rank}.json", "w") as file:
+        json.dump(seen, file)
+    return tiny()
 
 
 class Sleepy(nn.Module):

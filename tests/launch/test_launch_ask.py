@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nccltune.errors import Interrupted, StudyError, UsageError
-from nccltune.launch.ask import ask_job
+from nccltune.launch.ask import JobPython
 from nccltune.launch.stopping import StopFlag
 
 BASE = {"PATH": "/usr/bin:/bin"}
@@ -22,7 +22,7 @@ def python(folder: Path, body: str) -> str:
 
 
 def ask(program: str, folder: Path, stop: StopFlag | None = None) -> dict[str, object]:
-    return ask_job(program, folder / "worker", {"model": "m"}, BASE, stop or StopFlag())
+    return JobPython(program, folder / "worker", BASE).ask({"model": "m"}, stop or StopFlag())
 
 
 def test_the_answer_is_what_that_python_wrote(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_the_users_own_path_comes_after_ours(tmp_path: Path) -> None:
         tmp_path, 'echo "{\\"facts\\": {\\"path\\": \\"$PYTHONPATH\\"}, \\"problems\\": []}" > "$4"'
     )
     base = {**BASE, "PYTHONPATH": "/my/code:/more"}
-    found = ask_job(program, tmp_path / "w", {}, base, StopFlag())
+    found = JobPython(program, tmp_path / "w", base).ask({}, StopFlag())
     assert found == {"path": f"{tmp_path}/w:/my/code:/more"}
 
 

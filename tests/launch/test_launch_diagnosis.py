@@ -11,10 +11,12 @@ from nccltune.launch.diagnosis import (
     Position,
     ended,
     error_records,
-    exit_codes,
     positions,
+    read_end,
     silent,
 )
+from nccltune.launch.protocol import Failure
+from nccltune.launch.torchrun import exit_codes
 from nccltune.worker.status import Status
 
 # As torch's elastic agent writes it.
@@ -40,6 +42,17 @@ def agent(folder: Path, *ends: tuple[int, int]) -> None:
     (folder / "launcher.log").write_text(f"started\n{lines}")
 
 
+def codes_in(folder: Path) -> dict[int, int]:
+    return exit_codes(read_end(folder / "launcher.log"))
+
+
+def blamed(
+    folder: Path, lost: list[int], code: int | None, killed: list[int] | None = None
+) -> Failure:
+    """As the torchrun launcher finds it."""
+    return ended(folder, lost, codes_in(folder), code, killed or [])
+
+
 CONSEQUENCES = [
     "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer",
     "RuntimeError: [pair.cc:598] Connection reset by peer [127.0.0.1]:4711",
@@ -59,7 +72,7 @@ def test_a_cause_goes_before_its_consequences_whoever_was_first(
     error(tmp_path, 1, "out_of_memory", "OutOfMemoryError: CUDA out of memory.", time=2.0)
     (tmp_path / "rank1.log").write_text("Traceback\n\n  line\nOutOfMemoryError\n")
     agent(tmp_path, (0, 1))
-    failure = ended(tmp_path, [0, 1], 1)
+    failure = blamed(tmp_path, [0, 1], 1)
     assert (failure.kind, failure.rank) == ("out_of_memory", 1)
     assert failure.message == "OutOfMemoryError: CUDA out of memory."
     assert failure.log == str(tmp_path / "rank1.log")
@@ -70,7 +83,7 @@ def test_of_two_causes_the_earlier(tmp_path: Path) -> None:
     error(tmp_path, 0, "crashed", "ValueError: second", time=2.0)
     error(tmp_path, 1, "wrong_result", "WrongResult: first", time=1.0)
     assert [r["rank"] for r in error_records(tmp_path)] == [1, 0]
-    assert ended(tmp_path, [], 1).kind == "wrong_result"
+    assert blamed(tmp_path, [], 1).kind == "wrong_result"
 
 
 def test_a_record_that_is_half_there_is_passed_over(tmp_path: Path) -> None:
@@ -92,20 +105,20 @@ def test_a_record_that_is_half_there_is_passed_over(tmp_path: Path) -> None:
 def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path, code: int, words: str) -> None:
     error(tmp_path, 0, "crashed", CONSEQUENCES[0])
     agent(tmp_path, (1, code), (0, -15))
-    failure = ended(tmp_path, [1], 1)
+    failure = blamed(tmp_path, [1], 1)
     assert (failure.kind, failure.rank, failure.message) == ("crashed", 1, words)
 
 
 def test_a_killed_rank_is_found_from_the_agents_log_alone(tmp_path: Path) -> None:
     # Both were gone before anyone looked; the agent ended rank 0 itself, by SIGTERM.
     agent(tmp_path, (0, -15), (1, -9))
-    assert ended(tmp_path, [], 1).rank == 1
+    assert blamed(tmp_path, [], 1).rank == 1
 
 
 def test_a_rank_that_vanished_without_a_word(tmp_path: Path) -> None:
     error(tmp_path, 1, "crashed", CONSEQUENCES[1])
     (tmp_path / "launcher.log").write_text("started\n")
-    failure = ended(tmp_path, [0], None)
+    failure = blamed(tmp_path, [0], None)
     assert (failure.kind, failure.rank) == ("crashed", 0)
     assert failure.message == "rank 0 was killed or ended without a word"
     assert failure.log == str(tmp_path / "launcher.log")
@@ -113,29 +126,29 @@ def test_a_rank_that_vanished_without_a_word(tmp_path: Path) -> None:
 
 def test_consequences_alone_are_all_there_is(tmp_path: Path) -> None:
     error(tmp_path, 1, "crashed", CONSEQUENCES[0])
-    failure = ended(tmp_path, [1], 1)
+    failure = blamed(tmp_path, [1], 1)
     assert (failure.rank, failure.message) == (1, CONSEQUENCES[0])
 
 
 def test_a_launch_that_ended_before_any_rank_was_up(tmp_path: Path) -> None:
     (tmp_path / "launcher.log").write_text("/usr/bin/python3: No module named torch\n")
-    failure = ended(tmp_path, [], 1)
+    failure = blamed(tmp_path, [], 1)
     assert (failure.kind, failure.rank) == ("crashed", None)
     assert failure.message == "the launch ended with exit code 1 before any rank was up"
     assert failure.log == str(tmp_path / "launcher.log")
     assert failure.tail == ("/usr/bin/python3: No module named torch",)
-    without = ended(tmp_path / "nothing", [], None)
+    without = blamed(tmp_path / "nothing", [], None)
     assert without.message == "the launch ended before any rank was up"
     assert without.tail == ()
 
 
 def test_exit_codes_in_the_order_of_the_log(tmp_path: Path) -> None:
-    assert exit_codes(tmp_path) == {}
+    assert codes_in(tmp_path) == {}
     agent(tmp_path, (1, -9), (0, 1))
-    assert list(exit_codes(tmp_path).items()) == [(1, -9), (0, 1)]
+    assert list(codes_in(tmp_path).items()) == [(1, -9), (0, 1)]
 
 
-def test_nccls_own_warning_is_appended(tmp_path: Path) -> None:
+def test_nccls_own_warning_is_appblamed(tmp_path: Path) -> None:
     message = "DistBackendError: NCCL error in: x.cpp:1, unhandled system error"
     error(tmp_path, 0, "nccl_error", message)
     (tmp_path / "nccl.10.log").write_text("box:10:10 [0] NCCL INFO fine\n")
@@ -144,13 +157,13 @@ def test_nccls_own_warning_is_appended(tmp_path: Path) -> None:
         "box:11:11 [1] misc/socket.cc:50 NCCL WARN socketStart: no interface eth9\n"
         "box:11:11 [1] NCCL WARN another\n"
     )
-    assert ended(tmp_path, [0], 1).message == (f"{message} [NCCL: socketStart: no interface eth9]")
+    assert blamed(tmp_path, [0], 1).message == (f"{message} [NCCL: socketStart: no interface eth9]")
 
 
 def test_nccls_warnings_do_not_explain_other_failures(tmp_path: Path) -> None:
     error(tmp_path, 0, "out_of_memory", "CUDA out of memory")
     (tmp_path / "nccl.10.log").write_text("box:10:10 [0] NCCL WARN Cuda failure 2\n")
-    assert ended(tmp_path, [0], 1).message == "CUDA out of memory"
+    assert blamed(tmp_path, [0], 1).message == "CUDA out of memory"
 
 
 def test_silence_names_the_rank_that_is_furthest_behind(tmp_path: Path) -> None:
@@ -209,7 +222,7 @@ def test_long_messages_and_logs_are_cut(tmp_path: Path) -> None:
     error(tmp_path, 0, "crashed", "x" * 1000 + "\n y")
     lines = [f"line {n} " + "y" * 400 for n in range(50)]
     (tmp_path / "rank0.log").write_text("\n".join(lines))
-    failure = ended(tmp_path, [0], 1)
+    failure = blamed(tmp_path, [0], 1)
     assert failure.message == "x" * 600
     assert len(failure.tail) == 12
     assert [line.split()[1] for line in failure.tail] == [str(n) for n in range(38, 50)]
@@ -221,13 +234,51 @@ def test_only_the_end_of_a_huge_log_is_read(tmp_path: Path) -> None:
         log.write("exitcode: -9) local_rank: 0\n")
         log.write("x" * (2 << 20) + "\n")
         log.write(AGENT.format(rank=1, code=-11))
-    assert exit_codes(tmp_path) == {1: -11}
+    assert codes_in(tmp_path) == {1: -11}
+
+
+REPORT = """
+============================================================
+nccltune.worker FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-29_21:00:00
+  host      : box
+  rank      : 1 (local_rank: 1)
+  exitcode  : 3 (pid: 12)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-29_21:00:00
+  host      : box
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 11)
+  error_file: <N/A>
+"""
+
+
+def test_the_cause_is_found_where_torchrun_saw_a_consequence_first(tmp_path: Path) -> None:
+    # Both were gone when it looked, and it names the first in its own order.
+    error(tmp_path, 0, "crashed", CONSEQUENCES[0])
+    first = AGENT.format(rank=0, code=1)
+    (tmp_path / "launcher.log").write_text(first + REPORT)
+    assert codes_in(tmp_path) == {0: 1, 1: 3}
+    failure = blamed(tmp_path, [0, 1], 1)
+    assert (failure.rank, failure.message) == (1, "rank 1 ended by itself with exit code 3")
+
+
+def test_ranks_that_we_ended_ourselves_are_not_the_cause(tmp_path: Path) -> None:
+    agent(tmp_path, (0, -9), (1, -11))
+    assert blamed(tmp_path, [1], 1, killed=[0]).message == "rank 1 was ended by SIGSEGV"
 
 
 def test_a_rank_that_torchrun_names_is_the_cause_though_all_are_gone(tmp_path: Path) -> None:
     (tmp_path / "launcher.log").write_text(
         "E api.py:1] failed (exitcode: 3) local_rank: 1 (pid: 12) of binary: python\n"
     )
-    failure = ended(tmp_path, [0, 1], 1)
+    failure = blamed(tmp_path, [0, 1], 1)
     assert (failure.kind, failure.rank) == ("crashed", 1)
     assert failure.message == "rank 1 ended by itself with exit code 3"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ from nccltune.launch.environment import (
     nccl_log_variables,
     refuse_overrides,
 )
-from nccltune.launch.plan import LaunchPlan, torchrun_argv
+from nccltune.launch.plan import LaunchPlan, LaunchSettings, torchrun_argv
 from nccltune.launch.stopping import StopFlag
-from nccltune.launch.torchrun import TorchrunGroup, TorchrunLauncher
+from nccltune.launch.torchrun import TorchrunLauncher
 from nccltune.nccl.site import SiteVariable, site_variables
 
 BASE = {"PATH": "/bin", "NCCL_SOCKET_IFNAME": "eth0", "NCCL_NVLS_ENABLE": "0"}
@@ -111,16 +110,18 @@ def test_only_a_probe_logs_every_collective() -> None:
 
 
 def test_a_plan_reads_as_one_would_type_it() -> None:
-    plan = LaunchPlan(torchrun_argv("/my py/python", 2, "nccltune.worker"), {"NCCL_ALGO": "a;b"})
+    plan = LaunchPlan(
+        torchrun_argv("/my py/python", 2, "nccltune.worker", Path("/logs/t")), {"NCCL_ALGO": "a;b"}
+    )
     assert plan.lines() == [
         "NCCL_ALGO='a;b' \\",
         "'/my py/python' -m torch.distributed.run --standalone --nnodes=1 --nproc-per-node=2 "
-        "--max-restarts=0 --monitor-interval=0.1 -m nccltune.worker",
+        "--max-restarts=0 --monitor-interval=0.1 --log-dir=/logs/t -m nccltune.worker",
     ]
 
 
 def planned(backend: str, process_env: dict[str, str], gpus: Any = (), **base: str) -> LaunchPlan:
-    launcher = TorchrunLauncher(
+    settings = LaunchSettings(
         python="/opt/python",
         nproc_per_node=2,
         backend=backend,
@@ -128,10 +129,9 @@ def planned(backend: str, process_env: dict[str, str], gpus: Any = (), **base: s
         base=base,
         site={},
         gpus=gpus,
-        tag="abc",
-        stop=StopFlag(),
     )
-    return launcher.plan(process_env, Path("/study/logs"), "127.0.0.1:9", "secret", False)
+    launcher = TorchrunLauncher(settings, StopFlag())
+    return launcher.plan(process_env, Path("/study/logs"), "127.0.0.1:9", "secret", tag="abc")
 
 
 def test_what_a_launch_adds() -> None:
@@ -168,32 +168,3 @@ def test_gpus_are_numbered_as_the_driver_does_unless_the_user_says_how() -> None
     assert "CUDA_DEVICE_ORDER" not in planned("gloo", {}).added
     own = planned("nccl", {}, gpus, CUDA_DEVICE_ORDER="FASTEST_FIRST")
     assert "CUDA_DEVICE_ORDER" not in own.added  # theirs stays in the environment
-
-
-def test_a_group_lives_until_a_rank_is_gone_or_says_that_it_fails(tmp_path: Path) -> None:
-    with (
-        subprocess.Popen(["sleep", "600"]) as launch,
-        subprocess.Popen(["sleep", "600"]) as first,
-        subprocess.Popen(["sleep", "600"]) as second,
-    ):
-        try:
-            group: Any = object.__new__(TorchrunGroup)
-            group._process, group._log_dir, group._closed = launch, tmp_path, False
-            group._pids = [first.pid, second.pid]
-            (tmp_path / "rank1.log").touch()
-            assert group.alive
-            (tmp_path / "rank1.error.json").touch()
-            assert not group.alive
-            (tmp_path / "rank1.error.json").unlink()
-            assert group.alive
-            second.kill()
-            second.wait()
-            assert not group.alive
-            group._pids = [first.pid]
-            assert group.alive
-            launch.kill()
-            launch.wait()
-            assert not group.alive
-        finally:
-            for process in (launch, first, second):
-                process.kill()

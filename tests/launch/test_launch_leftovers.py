@@ -12,8 +12,15 @@ from contextlib import contextmanager
 import pytest
 
 from nccltune.errors import StudyError
-from nccltune.launch.leftovers import TAG, end_tagged, is_running, tagged_processes
-from nccltune.study.definition import new_tag
+from nccltune.launch.leftovers import (
+    TAG,
+    end_leftovers,
+    end_tagged,
+    is_orphaned,
+    is_running,
+    new_tag,
+    tagged_processes,
+)
 
 
 @contextmanager
@@ -33,7 +40,7 @@ def sleeper(**environment: str) -> Iterator[subprocess.Popen[bytes]]:
             os.killpg(process.pid, 9) if process.poll() is None else None
 
 
-def test_only_the_processes_of_that_study_are_ended() -> None:
+def test_only_the_processes_of_that_launch_are_ended() -> None:
     ours, other = new_tag(), new_tag()
     with sleeper(**{TAG: ours}) as left, sleeper(**{TAG: other}) as stranger, sleeper() as free:
         deadline = time.monotonic() + 20  # until the shell has started its sleep
@@ -69,7 +76,7 @@ def test_those_that_cannot_be_ended_are_named(monkeypatch: pytest.MonkeyPatch) -
     with sleeper(**{TAG: tag}) as left, monkeypatch.context() as patch:
         patch.setattr("nccltune.launch.leftovers._SECONDS", 0.1)
         patch.setattr(os, "kill", lambda *_: None)
-        with pytest.raises(StudyError, match=r"^processes of this study cannot be ended: ") as told:
+        with pytest.raises(StudyError, match=r"^processes of a search cannot be ended: ") as told:
             end_tagged(tag)
         assert is_running(left.pid)
     assert str(left.pid) in str(told.value)
@@ -100,3 +107,44 @@ def test_a_process_that_has_ended_does_not_run() -> None:
         assert not is_running(process.pid)  # a zombie: nobody has asked for its code
     assert not is_running(process.pid)
     assert is_running(os.getpid())
+
+
+def dead_tuners_tag() -> str:
+    """Of a tuner that has really been there and is gone."""
+    code = "from nccltune.launch.leftovers import new_tag\nprint(new_tag())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    return done.stdout.strip()
+
+
+def test_leftovers_are_those_whose_tuner_is_gone() -> None:
+    ours, dead = new_tag(), dead_tuners_tag()
+    assert not is_orphaned(ours)
+    assert is_orphaned(dead)
+    with sleeper(**{TAG: ours}) as living, sleeper(**{TAG: dead}) as left, sleeper() as free:
+        assert end_leftovers() >= 1
+        left.wait(30)
+        assert is_running(living.pid)  # a second tuner's
+        assert is_running(free.pid)
+
+
+def test_a_process_id_that_came_again_is_another_process() -> None:
+    owner, _, number = new_tag().rpartition("/")
+    place, _, start = owner.rpartition(".")
+    assert is_orphaned(f"{place}.{int(start) - 1}/{number}")
+
+
+@pytest.mark.parametrize("part", ["user", "boot", "namespace"])
+def test_what_was_started_elsewhere_is_somebody_elses(part: str) -> None:
+    dead = dead_tuners_tag()
+    user, boot, namespace, rest = dead.split(".", 3)
+    other = {
+        "user": f"4711.{boot}.{namespace}.{rest}",
+        "boot": f"{user}.{boot[::-1]}.{namespace}.{rest}",
+        "namespace": f"{user}.{boot}.1.{rest}",
+    }
+    assert not is_orphaned(other[part])
+
+
+@pytest.mark.parametrize("text", ["", "x", "abc-1-2", "1.2.3", "1.2.3.4/", "....", "0.a.b.c.d/e"])
+def test_a_tag_that_is_none_of_ours_is_left_alone(text: str) -> None:
+    assert not is_orphaned(text)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nccltune.launch import supervisor
 from nccltune.launch.leftovers import is_running
+from nccltune.worker import supervisor
 
 PATIENCE = 30.0  # seconds until a test gives up; what is waited for takes a fraction of one
 

@@ -1,74 +1,51 @@
-"""Worker groups through the launcher: several configurations, the loader rule, eight ranks."""
+"""Real worker groups by either launcher: what they measure, what their ranks find, how they end."""
 
 from __future__ import annotations
 
+import json
 import os
-import sys
-from dataclasses import asdict, replace
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nccltune.launch.leftovers import tagged_processes
+from nccltune.errors import StudyError
 from nccltune.launch.protocol import Limits
-from nccltune.launch.stopping import StopFlag
-from nccltune.launch.torchrun import TorchrunLauncher
-from nccltune.launch.worker_files import place_worker
-from nccltune.worker.spec import Request, Settings, Workload
-from running import JOBS
+from nccltune.nccl.site import SiteVariable
+from nccltune.worker.spec import Settings
+from workloads import LAUNCHERS, WORKLOAD, launcher, left, quiet, request
 
 pytestmark = pytest.mark.ranks
-
-WORKLOAD = Workload(
-    model="smalljobs:tiny",
-    data="synthetic",
-    folder=None,
-    image_size=16,
-    precision="fp32",
-    channels_last=False,
-    cudnn_benchmark=True,
-    device="cpu",
-    backend="gloo",
-    seed=0,
-)
+either = pytest.mark.parametrize("kind", LAUNCHERS)
+SHORT = Settings(windows=1, window_seconds=0.02, warmup_window_seconds=0.02, window_steps=2)
+TELLING = replace(WORKLOAD, model="smalljobs:telling")
+FAULTY = replace(WORKLOAD, model="smalljobs:faulty")
 
 
-def launcher(folder: Path, ranks: int, **env: str) -> TorchrunLauncher:
-    return TorchrunLauncher(
-        python=sys.executable,
-        nproc_per_node=ranks,
-        backend="gloo",
-        worker_path=place_worker(folder / "worker"),
-        base={**os.environ, "PYTHONPATH": str(JOBS), **env},
-        site={},
-        gpus=(),
-        tag=f"test-{os.getpid()}-{folder.name}",
-        stop=StopFlag(),
-    )
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    yield
+    assert left() == []
 
 
-def request(workload: Workload = WORKLOAD, **changes: Any) -> dict[str, Any]:
-    plain = Request(id="m", workload=workload, settings=Settings(), ddp={}, loader={}, batch_size=4)
-    return {"type": "measure", **asdict(replace(plain, **changes))}
-
-
-def quiet(_message: Any) -> None:
-    return
-
-
-def test_one_live_group_measures_several_configurations(tmp_path: Path) -> None:
-    starter = launcher(tmp_path, ranks=2)
+@either
+def test_one_live_group_measures_several_configurations(tmp_path: Path, kind: str) -> None:
+    starter = launcher(kind, tmp_path)
     group = starter.open({}, tmp_path / "logs")
     first = group.request(request(), Limits(), quiet)
-    pids = list(group._pids)
+    pids = dict(group.pids)
     second = group.request(
         request(ddp={"bucket_cap_mb": 1}, communicator_env={"NCCL_ALGO": "Ring"}), Limits(), quiet
     )
     tokens = replace(WORKLOAD, model="smalljobs:Tokens")
     third = group.request(request(tokens, batch_size=8), Limits(), quiet)
-    assert group.alive and group._pids == pids
+    assert group.alive and group.pids == pids and len(pids) == 2
     group.close()
+    starter.close()
     assert [o.failure for o in (first, second, third)] == [None, None, None]
     for outcome in (first, second, third):
         assert outcome.result is not None
@@ -78,7 +55,6 @@ def test_one_live_group_measures_several_configurations(tmp_path: Path) -> None:
     assert first.result["parameters"] == 3 * 8 * 9 + 8 + 8 * 16 * 10 + 10
     assert third.result["parameters"] == 50 * 16 + 16 * 50 + 50
     assert second.seconds["start"] < first.seconds["start"]  # no second launch was paid
-    assert tagged_processes(starter.tag) == []
 
 
 @pytest.mark.parametrize("step_ms", [0, 50])
@@ -89,7 +65,7 @@ def test_what_is_reported_is_the_loaders_long_run_rate(tmp_path: Path, step_ms: 
     two workers) take long to use that up.
     """
     true_rate = 2 * 2 / 0.040
-    starter = launcher(tmp_path, ranks=2, SLOW_MS="40", STEP_MS=str(step_ms))
+    starter = launcher("warm", tmp_path, SLOW_MS="40", STEP_MS=str(step_ms))
     slow = replace(WORKLOAD, data="smalljobs:slow", model="smalljobs:Sleepy")
     group = starter.open({}, tmp_path / "logs")
     for prefetch in (2, 16):
@@ -98,20 +74,152 @@ def test_what_is_reported_is_the_loaders_long_run_rate(tmp_path: Path, step_ms: 
         assert outcome.failure is None and outcome.result is not None
         assert outcome.result["samples_per_second"] == pytest.approx(true_rate, rel=0.05)
     group.close()
+    starter.close()
+
+
+def seen(folder: Path) -> dict[str, Any]:
+    """What rank 1 found in its process."""
+    found: dict[str, Any] = json.loads((folder / "seen.1.json").read_text())
+    return found
+
+
+@either
+def test_every_launch_has_its_own_variables_and_always_the_sites(tmp_path: Path, kind: str) -> None:
+    site = {
+        name: SiteVariable(name, value, source)
+        for name, value, source in (
+            ("NCCL_NVLS_ENABLE", "0", "environment"),
+            ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1", "environment"),
+            # found in a file that NCCL might not read in the end: set outright
+            ("NVSHMEM_DISABLE_NVLS", "1", "/etc/nccl.conf"),
+            ("NCCL_IB_HCA", "mlx5_0", "environment"),
+        )
+    }
+    own = {name: v.value for name, v in site.items() if v.source == "environment"}
+    always = {name: v.value for name, v in site.items()}
+    starter = launcher(kind, tmp_path, site=site, PET_NNODES="7", TMPDIR=str(tmp_path), **own)
+    launches = [
+        {"NCCL_BUFFSIZE": "1048576", "TORCH_NCCL_HIGH_PRIORITY": "1"},
+        {"NCCL_NTHREADS": "64"},
+        {"MALLOC_ARENA_MAX": "2", "NCCL_NTHREADS": "128"},  # read when a process starts
+        {},
+    ]
+    names = {name for added in launches for name in added}
+    for number, added in enumerate(launches):
+        folder = tmp_path / f"launch-{number}"
+        group = starter.open(added, folder)
+        outcome = group.request(request(TELLING, SHORT), Limits(), quiet)
+        group.close()
+        assert outcome.failure is None
+        found = seen(folder)
+        environment = found["environment"]
+        assert always.items() <= environment.items()
+        assert {n: environment[n] for n in names if n in environment} == added
+        assert ("MALLOC_ARENA_MAX" in found["started_with"]) == ("MALLOC_ARENA_MAX" in added)
+        assert environment["OMP_NUM_THREADS"] == "1" and found["threads"] == 1
+        assert not [name for name in environment if name.startswith("PET_")]
+        assert environment["TMPDIR"] == found["temporary"] == str(tmp_path)
+        assert found["leads_session"]
+    with pytest.raises(StudyError, match="NCCL_NVLS_ENABLE=1 would override"):
+        starter.open({"NCCL_NVLS_ENABLE": "1"}, tmp_path / "refused")
+    starter.close()
+
+
+def test_a_rank_finds_the_same_whichever_way_it_was_started(tmp_path: Path) -> None:
+    found = {}
+    for kind in LAUNCHERS:
+        starter = launcher(kind, tmp_path / kind, OMP_NUM_THREADS="2")
+        group = starter.open({"NCCL_BUFFSIZE": "1"}, tmp_path / kind / "logs")
+        assert group.request(request(TELLING, SHORT), Limits(), quiet).failure is None
+        group.close()
+        starter.close()
+        found[kind] = seen(tmp_path / kind / "logs")
+    plain, warm = (found[kind]["environment"] for kind in ("torchrun", "warm"))
+    differing = {n for n in {*plain, *warm} if plain.get(n) != warm.get(n)}
+    # which run this is, where it reports to, and what torchrun puts there for its own use
+    expected = {
+        *("MASTER_ADDR", "MASTER_PORT", "PYTHONPATH", "TORCHELASTIC_SIGNALS_TO_HANDLE"),
+        *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "NCCLTUNE_ADDRESS"),
+        *("NCCLTUNE_TOKEN", "NCCLTUNE_LOG_DIR", "NCCLTUNE_TAG", "NCCLTUNE_HOST_FOLDER"),
+    }
+    assert differing <= expected
+    assert found["warm"]["threads"] == found["torchrun"]["threads"] == 2
+    assert found["warm"]["temporary"] == found["torchrun"]["temporary"]
+
+
+def command_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_a_host_that_is_killed_takes_its_ranks_along_and_is_replaced(tmp_path: Path) -> None:
+    starter = launcher("warm", tmp_path)
+    group = starter.open({}, tmp_path / "launch-0")
+    assert group.request(request(settings=SHORT), Limits(), quiet).failure is None
+    commands = {pid: command_of(pid) for pid in left()}
+    [host] = [
+        pid
+        for pid, line in commands.items()
+        if line.endswith(b"nccltune.worker.host\0") and b"supervisor" not in line
+    ]
+    os.kill(host, signal.SIGKILL)
+    outcome = group.request(request(settings=SHORT), Limits(), quiet)
+    assert outcome.failure is not None and outcome.host_lost
+    assert outcome.failure.kind == "crashed"
+    assert left() == []
+    again = starter.open({}, tmp_path / "launch-1")
+    assert again.request(request(settings=SHORT), Limits(), quiet).failure is None
+    again.close()
+    starter.close()
+
+
+@either
+def test_a_rank_killed_between_measurements_is_found_out_before_the_next(
+    tmp_path: Path, kind: str
+) -> None:
+    starter = launcher(kind, tmp_path)
+    group = starter.open({}, tmp_path / "launch-0")
+    assert group.request(request(settings=SHORT), Limits(), quiet).failure is None
+    os.kill(group.pids[1], signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while group.alive and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not group.alive  # the search opens another one
+    outcome = group.request(request(settings=SHORT), Limits(), quiet)
+    assert outcome.failure is not None and not outcome.host_lost
+    assert outcome.failure.message.startswith("rank 1 was ended by SIGKILL")
+    group.close()
+    starter.close()
+
+
+def test_a_child_that_outlives_its_rank_is_ended_with_the_group(tmp_path: Path) -> None:
+    starter = launcher("warm", tmp_path, FAULT="abandon", FAULT_LAUNCH="0")
+    group = starter.open({}, tmp_path / "launch-0000")
+    outcome = group.request(request(FAULTY), Limits(), quiet)
+    assert outcome.failure is not None
+    assert outcome.failure.message == "rank 1 ended by itself with exit code 4"
+    abandoned = (tmp_path / "launch-0000/abandoned.pid").read_text()
+    assert not Path(f"/proc/{abandoned}").exists()
+    [host] = starter.hosts
+    assert host.alive  # only the group is gone
+    again = starter.open({}, tmp_path / "launch-0001")
+    assert again.request(request(FAULTY, SHORT), Limits(), quiet).failure is None
+    again.close()
+    assert starter.hosts == [host]
+    starter.close()
 
 
 @pytest.mark.slow
-def test_eight_ranks_start_measure_lose_one_and_end(tmp_path: Path) -> None:
-    starter = launcher(tmp_path, ranks=8, FAULT="die", FAULT_LAUNCH="1")
+@either
+def test_eight_ranks_start_measure_lose_one_and_end(tmp_path: Path, kind: str) -> None:
+    starter = launcher(kind, tmp_path, ranks=8, FAULT="die", FAULT_LAUNCH="1")
     short = Settings(windows=1, max_warmup_windows=2, window_steps=2)
-    faulty = replace(WORKLOAD, model="smalljobs:faulty")
     group = starter.open({}, tmp_path / "launch-0000")
-    outcome = group.request(request(faulty, settings=short), Limits(), quiet)
+    outcome = group.request(request(FAULTY, short), Limits(), quiet)
     group.close()
     assert outcome.failure is None and outcome.result is not None
     assert len(outcome.result["peak_memory_bytes"]) == 8
     group = starter.open({}, tmp_path / "launch-0001")
-    outcome = group.request(request(faulty, settings=short), Limits(), quiet)
+    outcome = group.request(request(FAULTY, short), Limits(), quiet)
     assert outcome.failure is not None
     assert (outcome.failure.kind, outcome.failure.rank) == ("crashed", 1)
-    assert tagged_processes(starter.tag) == []
+    starter.close()

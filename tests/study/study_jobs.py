@@ -207,10 +207,13 @@ class FormulaGroup:
         progress({"type": "phase", "phase": "measure"})
         answer = self.launcher.speed(asked)
         if isinstance(answer, Failure):
-            return Outcome(None, answer, self.launcher.seconds)
+            lost = self.launcher.hosts_lost > 0
+            self.launcher.hosts_lost -= lost
+            return Outcome(None, answer, self.launcher.seconds, host_lost=lost)
         self.alive = True
         cut = (message["settings"]["cut_below"] or 0) * 0.5 > answer
-        return Outcome(result(answer, cut=cut), None, self.launcher.seconds, (90.0, 80.0))
+        found = {**result(answer, cut=cut), "held_memory_bytes": self.launcher.held(asked)}
+        return Outcome(found, None, self.launcher.seconds, (90.0, 80.0))
 
     def close(self) -> None:
         assert not self.closed, "closed twice"
@@ -225,6 +228,14 @@ class FormulaLauncher:
     seconds: Mapping[str, float] = field(default_factory=lambda: {"start": 1.0, "measure": 2.0})
     asked: list[Asked] = field(default_factory=list)
     groups: list[FormulaGroup] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    held: Callable[[Asked], list[int]] = lambda _: [1 << 30, 1 << 30]
+    """Bytes in use by rank after a measurement."""
+    hosts_lost: int = 0
+    """So many failures are the launcher's own."""
+
+    def close(self) -> None:
+        assert self.all_closed
 
     def open(
         self, process_env: Mapping[str, str], log_dir: Path, *, probe: bool = False

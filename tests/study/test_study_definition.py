@@ -29,7 +29,6 @@ from nccltune.study.definition import (
     command_line,
     default_name,
     differences,
-    new_tag,
     refuse_changes,
 )
 from nccltune.study.folder import StudyPaths, read_definition
@@ -67,13 +66,12 @@ def test_every_built_in_space_survives_being_written(tmp_path: Path, name: str) 
     "free",
     [
         {"command": ("nccltune", "search", "--trials", "80", "--json")},
-        {"tag": "another"},
         {"created": "another day"},
         {"machine": replace(MACHINE, memory_bytes=1, gpu_memory_bytes=(1, 1))},
         {"task": replace(TASK, workload=replace(WORKLOAD, folder="/another/cache"))},
         {"space": space_of()},
     ],
-    ids=["command", "tag", "date", "memory", "cache", "presets"],
+    ids=["command", "date", "memory", "cache", "presets"],
 )
 def test_what_may_change_between_runs(paths: StudyPaths, free: dict[str, Any]) -> None:
     assert found(paths, definition(**{"space": SPACE, **free})) == []
@@ -200,10 +198,6 @@ def test_the_folder_of_the_users_own_images_counts() -> None:
 def test_default_names_can_be_folders(tmp_path: Path, model: str, name: str) -> None:
     assert default_name(model, "nccl", 2) == name
     assert StudyPaths.of(tmp_path, default_name(model, "nccl", 2)).name == name
-
-
-def test_tags_differ() -> None:
-    assert len({new_tag() for _ in range(50)}) == 50
 
 
 def test_a_command_is_told_on_one_line_as_it_would_be_typed() -> None:

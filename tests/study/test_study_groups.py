@@ -195,6 +195,52 @@ def test_it_is_repeated_once(paths: StudyPaths) -> None:
     assert found[1].failure is not None and found[1].failure["kind"] == "timeout"  # the second
 
 
+def test_a_failure_that_came_with_the_end_of_the_host_is_not_the_configurations(
+    paths: StudyPaths,
+) -> None:
+    sizes = [values(NCCL_BUFFSIZE=n * MIB) for n in (4, 8)]
+    failures = iter([CRASH])
+
+    def once(asked: Asked) -> float | Failure:
+        return next(failures, 100.0) if asked.message["id"] == "m0001" else 100.0
+
+    script, launcher = Script(sizes, SPACE.baseline), FormulaLauncher(once, hosts_lost=1)
+    with locked(paths):
+        search_in(paths, launcher, SPACE, 3, planner=script.planner(SPACE)).run()
+    found = Store(paths).measurements
+    assert ids(launcher) == ["m0000", "m0001", "m0001", "m0002"]
+    assert [m.state for m in found] == ["complete"] * 3
+    assert launches(found) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("held", "groups"),
+    [
+        ([10, 10, 10, 10, 10, 10], [6]),
+        ([10, 500, 522, 522, 522, 522], [6]),  # within 512 MiB of the first
+        ([10, 10, 523, 10, 10, 10], [3, 3]),
+        ([600, 10, 600, 1113, 1113, 1113], [4, 2]),
+    ],
+)
+def test_a_group_whose_memory_does_not_come_back_is_replaced(
+    paths: StudyPaths, held: list[int], groups: list[int]
+) -> None:
+    def mib(asked: Asked) -> list[int]:
+        return [10 * MIB, held[int(asked.message["id"][1:])] * MIB]
+
+    script = Script(buckets(1, 2, 3, 4, 5), SPACE.baseline)
+    launcher = FormulaLauncher(constant, held=mib)
+    with locked(paths):
+        search_in(paths, launcher, SPACE, 6, planner=script.planner(SPACE)).run()
+    assert launcher.asked_by_group == groups
+    assert launcher.all_closed
+
+
+def test_every_measurement_reads_the_data_in_an_order_of_its_own(paths: StudyPaths) -> None:
+    launcher, _, _ = scripted(paths, buckets(10, 20, 30))
+    assert len({asked.message["data_seed"] for asked in launcher.asked}) == 4
+
+
 def test_a_failure_of_new_ranks_is_recorded_at_once(paths: StudyPaths) -> None:
     sizes = [values(NCCL_BUFFSIZE=n * MIB) for n in (4, 8)]
     launcher, _, found = scripted(paths, sizes, failing(1))

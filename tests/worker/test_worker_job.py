@@ -17,22 +17,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+import workloads
 from nccltune.worker.feed import SyntheticFeed
 from nccltune.worker.job import Job, build_model, cross_entropy, open_feed
 from nccltune.worker.spec import Request, Settings, Workload
 
-WORKLOAD = Workload(
-    model="mobilenet_v3_small",
-    data="synthetic",
-    folder=None,
-    image_size=16,
-    precision="fp32",
-    channels_last=False,
-    cudnn_benchmark=False,
-    device="cpu",
-    backend="gloo",
-    seed=0,
-)
+WORKLOAD = replace(workloads.WORKLOAD, model="mobilenet_v3_small", cudnn_benchmark=False)
 CPU = torch.device("cpu")
 RANKS = SimpleNamespace(rank=0, world_size=1)
 
@@ -126,13 +116,14 @@ def test_a_request_survives_its_message() -> None:
         "v": 1, "type": "measure", "id": "m0007",
         "workload": WORKLOAD.__dict__, "settings": {"windows": 2, "cut_below": 5.0},
         "ddp": {"bucket_cap_mb": 50}, "loader": {"num_workers": 2}, "batch_size": 8,
-        "communicator_env": {"NCCL_ALGO": "Ring"}, "communicator_config": {"min_ctas": 4},
+        "data_seed": 3, "communicator_env": {"NCCL_ALGO": "Ring"},
+        "communicator_config": {"min_ctas": 4},
     }  # fmt: skip
     found = Request.from_message(message)
     assert found.workload == WORKLOAD
     assert found.settings == Settings(windows=2, cut_below=5.0)
-    assert (found.id, found.ddp, found.loader, found.batch_size) == (
-        "m0007", {"bucket_cap_mb": 50}, {"num_workers": 2}, 8,
+    assert (found.id, found.ddp, found.loader, found.batch_size, found.data_seed) == (
+        "m0007", {"bucket_cap_mb": 50}, {"num_workers": 2}, 8, 3,
     )  # fmt: skip
     assert found.communicator_env == {"NCCL_ALGO": "Ring"}
     assert found.communicator_config == {"min_ctas": 4}

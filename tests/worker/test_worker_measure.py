@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+import workloads
 from nccltune.worker.measure import (
     Clock,
     WindowTimer,
     _forget_peak_memory,
     _peak_memory,
 )
-from nccltune.worker.spec import Request, Settings, Workload
+from nccltune.worker.spec import Request, Settings
 from nccltune.worker.windows import Window
 
-WORKLOAD = Workload(
-    model="resnet18",
-    data="images",
-    folder=None,
-    image_size=8,
-    precision="fp32",
-    channels_last=False,
-    cudnn_benchmark=False,
-    device="cpu",
-    backend="gloo",
-    seed=0,
-)
+WORKLOAD = replace(workloads.WORKLOAD, data="images", image_size=8)
 Response = Callable[[int], float]
 """How long the loader takes to make a batch in a window that begins after so many."""
 
@@ -263,5 +254,7 @@ def test_windows_are_whole_rounds_of_the_workers(timer: Timer) -> None:
     job = Job(step_seconds=0.025, workers=5)
     found = timer(job)
     found.warm_up()
-    assert {w.steps for w in found.windows} == {15}  # 12 would be 0.3 s
-    assert all(math.isclose(w.seconds, 0.375) for w in found.windows)
+    assert {w.steps for w in found.windows} == {10}  # 6 would be 0.15 s
+    found.measure()
+    assert {w.steps for w in found.counting} == {15}  # 12 would be 0.3 s
+    assert all(math.isclose(w.seconds, 0.375) for w in found.counting)

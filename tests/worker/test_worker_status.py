@@ -103,6 +103,7 @@ def test_a_failure_leaves_a_record_that_is_never_half_there(
         "kind": "out_of_memory",
         "message": f"OutOfMemoryError: {OOM}",
     }
-    assert sorted(os.listdir(tmp_path)) == ["rank1.error.json", "rank1.status"]
+    assert sorted(os.listdir(tmp_path)) == ["rank1.error.json", "rank1.pid", "rank1.status"]
+    assert (tmp_path / "rank1.pid").read_text() == str(os.getpid())
     # The whole traceback goes to the rank's log.
     assert "Traceback (most recent call last)" in capfd.readouterr().err

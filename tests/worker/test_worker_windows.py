@@ -88,7 +88,7 @@ def test_as_plain_values() -> None:
     ],
 )
 def test_steps_of_a_window(step: float, workers: int, steps: int) -> None:
-    assert window_steps(step, workers, SETTINGS) == steps
+    assert window_steps(step, workers, SETTINGS.window_seconds, SETTINGS) == steps
 
 
 def responses(*seconds: float) -> list[Window]:

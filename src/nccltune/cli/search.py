@@ -52,10 +52,11 @@ def _positive(_context: click.Context, parameter: click.Parameter, value: int | 
 )
 @click.option(
     "--launcher",
-    type=click.Choice(["auto", "torchrun"]),
+    type=click.Choice(["auto", "warm", "torchrun"]),
     default="auto",
     show_default=True,
-    help="How ranks are started.",
+    help="How ranks are started: warm, from a process that has torch imported, or by a plain "
+    "torchrun command each time. auto: warm where it works.",
 )
 @click.option(
     "--python",
@@ -142,7 +143,6 @@ def search(**given: Any) -> int:
     from nccltune.study.options import SearchOptions, parse_duration, parse_fix
 
     dry_run, as_json = given.pop("dry_run"), given.pop("as_json")
-    given.pop("launcher")  # torchrun is the only one so far
     budget = given.pop("time_budget")
     options = SearchOptions(
         **{

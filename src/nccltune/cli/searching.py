@@ -1,4 +1,4 @@
-"""The main path of `nccltune search`: survey, probe, resolve, search, write, tell."""
+"""The main path of `nccltune search`: a warm host, survey, then the study or a dry run."""
 
 from __future__ import annotations
 
@@ -6,29 +6,23 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from nccltune.cli import tables
-from nccltune.cli.reporters import open_reporter
 from nccltune.cli.speaking import say
-from nccltune.errors import Interrupted, UsageError
-from nccltune.launch.environment import DIAGNOSTIC
-from nccltune.launch.leftovers import end_tagged
+from nccltune.errors import StudyError
+from nccltune.launch.ask import JobPython
+from nccltune.launch.host import HostFailed, WarmHost
+from nccltune.launch.leftovers import end_leftovers
+from nccltune.launch.plan import LaunchSettings
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.torchrun import TorchrunLauncher
+from nccltune.launch.warm import WarmLauncher, early_variables
 from nccltune.launch.worker_files import place_worker
-from nccltune.space import ResolvedSpace
-from nccltune.study.budget import Budget
-from nccltune.study.definition import (
-    Definition,
-    command_line,
-    default_name,
-    new_tag,
-    process_tag,
-    refuse_changes,
-)
+from nccltune.machine.gpus import visible_gpus
+from nccltune.nccl.site import site_variables
+from nccltune.study.definition import default_name
 from nccltune.study.folder import (
     StudyPaths,
     check_writable,
@@ -38,24 +32,10 @@ from nccltune.study.folder import (
     set_aside,
 )
 from nccltune.study.options import SearchOptions
-from nccltune.study.planner import Memory, Planner, stage_parameters
-from nccltune.study.probing import cached_probe, fixed_env, probe_machine
-from nccltune.study.proposals import Proposer
-from nccltune.study.results import Summary, write_results
-from nccltune.study.search import Ending, Search
+from nccltune.study.probing import cached_probe, fixed_env
 from nccltune.study.store import Store
-from nccltune.study.survey import (
-    Survey,
-    nccl_version,
-    refuse_busy,
-    refuse_empty,
-    resolve_space,
-    survey,
-)
+from nccltune.study.survey import Survey, find_python, refuse_empty, resolve_space, survey
 from nccltune.worker.images import image_folder
-from nccltune.worker.spec import Settings
-
-_SAMPLER = "tpe"
 
 
 def cache_folder() -> Path:
@@ -71,11 +51,22 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
         StudyPaths.of(options.studies_dir, options.study)  # mistakes that cost no waiting
     if not dry_run:
         check_writable(options.studies_dir)
-    with stop.installed(), _worker_files() as worker_path:
+        if leftovers := end_leftovers():
+            say(f"ended {leftovers} processes that an earlier, killed run had left")
+    environ, python = dict(os.environ), find_python(options.python)
+    with stop.installed(), _worker_files() as worker_path, contextlib.ExitStack() as stack:
+        host = None
+        if options.launcher != "torchrun" and not dry_run:
+            host = _start_host(options, python, worker_path, environ)
+            stack.callback(host.end)
+        # here, so that what it imports is imported while the host comes up
+        from nccltune.cli.studying import carry_out
+
         images = cache / "images"
         if options.data == "images" and not dry_run and not image_folder(images).exists():
             say(f"making the image files once, in {images} (half a minute on two cores)")
-        found = survey(options, worker_path, images, stop, make=not dry_run)
+        job = JobPython(python, worker_path, environ, host)
+        found, host = _surveyed(options, job, images, stop, make=not dry_run)
         task = found.task
         name = options.study or default_name(
             task.workload.model, task.workload.backend, task.nproc_per_node
@@ -88,130 +79,52 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
             return _dry_run(found, paths, cache, as_json=as_json)
         if options.new:
             _set_aside(paths)
+        settings = launch_settings(found, worker_path, environ)
+        launcher = (
+            TorchrunLauncher(settings, stop)
+            if host is None
+            else WarmLauncher(settings, stop, [host])
+        )
+        stack.callback(launcher.close)
         with locked(paths):
-            return _search(found, paths, cache, stop, as_json=as_json)
+            return carry_out(found, paths, launcher, cache, stop, as_json=as_json)
 
 
-def _search(found: Survey, paths: StudyPaths, cache: Path, stop: StopFlag, *, as_json: bool) -> int:
-    """Begin or resume the study and carry it to its end. Called with the study's lock held."""
-    stored = read_definition(paths) if paths.definition.exists() else None
-    if stored is None and has_records(paths):
-        raise UsageError(
-            f"{paths.folder}: has records but no study.yaml that says of what; restore it, or give "
-            "--new (the old folder is kept)"
-        )
-    name = stored["tag"] if stored else new_tag()
-    tag = process_tag(paths, name)
-    if leftovers := end_tagged(tag):
-        say(f"ended {leftovers} processes that an earlier run of this study had left")
-    if not found.options.allow_busy:  # after our own leftovers are gone
-        refuse_busy(found.gpus)
-    launcher = _launcher(found, paths, tag, stop)
-    if stored is not None:
-        space = resolve_space(found, stored["probe"])
-        refuse_changes(paths, _definition(found, space, stored["probe"], name))
-        place_worker(paths.worker)
-    else:
-        place_worker(paths.worker)
-        probe = _probe(found, launcher, paths, cache)
-        space = resolve_space(found, probe)
-        refuse_empty(space)
-        say(tables.space_text(space))
-        stored = _definition(found, space, probe, name).write(paths).to_dict()
-    store = Store(paths)
-    ending = _measure(found, store, launcher, space, stored["probe"], stop)
-    summary = Summary.of(store, stored)
-    write_results(summary)
-    _tell_ending(ending, found, paths, len(store.trials))
-    if as_json:
-        print(json.dumps({**tables.as_json(summary), "ended": ending}, indent=2))
-    else:
-        tables.print_summary(summary)
-    return 0
+def _start_host(
+    options: SearchOptions, python: str, worker_path: Path, environ: Mapping[str, str]
+) -> WarmHost:
+    gpus = () if options.device == "cpu" else visible_gpus(environ)
+    ranks = options.nproc_per_node or len(gpus) or 2
+    early = early_variables({}, environ, ranks)
+    return WarmHost(python, worker_path, environ, site_variables(environ), early)
 
 
-def _definition(
-    found: Survey, space: ResolvedSpace, probe: dict[str, Any] | None, tag: str
-) -> Definition:
-    return Definition(
-        task=found.task,
-        space=space,
-        machine=found.machine,
-        sampler=_SAMPLER,
-        seed=found.options.seed,
-        command=found.options.command,
-        probe=probe,
-        site={name: v.value for name, v in found.site.items() if name not in DIAGNOSTIC},
-        tag=tag,
-    )
+def _surveyed(
+    options: SearchOptions, job: JobPython, images: Path, stop: StopFlag, *, make: bool
+) -> tuple[Survey, WarmHost | None]:
+    """The survey, and the host where it works: it falls back to plain torchrun commands where the
+    user leaves that open.
+    """
+    try:
+        return survey(options, job, images, stop, make=make), job.host
+    except HostFailed as error:
+        plain = JobPython(job.python, job.worker_path, job.base)
+        found = survey(options, plain, images, stop, make=make)  # may know a better reason
+        if options.launcher == "warm":
+            raise StudyError(f"--launcher warm: {error}") from error
+        say(f"{error}\nso every launch is a plain torchrun command, which costs more time")
+        return found, None
 
 
-def _measure(
-    found: Survey,
-    store: Store,
-    launcher: TorchrunLauncher,
-    space: ResolvedSpace,
-    probe: dict[str, Any] | None,
-    stop: StopFlag,
-) -> Ending | None:
-    """Run the search; returns how it ended, None when the user stopped it."""
-    trials, done = found.options.trials or 40, len(store.trials)
-    if done:
-        verb = "is finished" if done >= trials else "goes on"
-        say(f"study {store.paths.name} {verb}: {done} of {trials} trials are there")
-    budget = Budget(trials, found.options.time_budget)
-    proposer = Proposer(
-        store.paths.journal, stage_parameters(space), store.trials, found.options.seed
-    )
-    memory = Memory(min(found.machine.gpu_memory_bytes, default=None), store.peak_memory)
-    planner = Planner(space, proposer, found.task.batch_size, memory)
-    with open_reporter(store, space, budget) as reporter:
-        search = Search(
-            store=store,
-            launcher=launcher,
-            planner=planner,
-            task=found.task,
-            space=space,
-            nccl=nccl_version(found, probe),
-            config_fields=frozenset(found.job["nccl_config_fields"]),
-            settings=Settings(),
-            budget=budget,
-            reporter=reporter,
-            stop=stop,
-            site=found.site,
-        )
-        try:
-            ending: Ending | None = search.run()
-        except Interrupted:
-            ending = None
-    for text in dict.fromkeys([*launcher.warnings, *planner.rejected.values()]):
-        say(f"note: {text}")
-    return ending
-
-
-def _probe(
-    found: Survey, launcher: TorchrunLauncher, paths: StudyPaths, cache: Path
-) -> dict[str, Any] | None:
-    if found.task.workload.backend != "nccl":
-        return None
-    say("probe launch: asking NCCL what the ranks talk over")
-    probe = probe_machine(found, launcher, paths.logs / "probe", cache)
-    network = f", network {probe['network']}" if probe["network"] else ", no network between ranks"
-    say(f"NCCL {probe['version']}: transport {'+'.join(probe['transport']) or 'none'}{network}")
-    return probe
-
-
-def _launcher(found: Survey, paths: StudyPaths, tag: str, stop: StopFlag) -> TorchrunLauncher:
-    return TorchrunLauncher(
+def launch_settings(found: Survey, worker_path: Path, environ: Mapping[str, str]) -> LaunchSettings:
+    return LaunchSettings(
         python=found.python,
         nproc_per_node=found.task.nproc_per_node,
         backend=found.task.workload.backend,
-        worker_path=paths.worker.absolute(),
-        base=dict(os.environ),
+        worker_path=worker_path.absolute(),
+        base=environ,
         site=found.site,
         gpus=found.gpus,
-        tag=tag,
-        stop=stop,
         watch_memory=not found.options.allow_busy,
     )
 
@@ -251,23 +164,6 @@ def _tell_setting(found: Survey) -> None:
         say(f"set by the site and left alone in every launch: {listed}")
 
 
-def _tell_ending(ending: Ending | None, found: Survey, paths: StudyPaths, done: int) -> None:
-    """Raises Interrupted, with the command that goes on, when the user stopped the search."""
-    if ending is None:
-        raise Interrupted(
-            f"stopped after {done} of {found.options.trials} trials, all saved in {paths.folder}\n"
-            f"go on with: {command_line(found.options.command)}"
-        )
-    reasons: dict[Ending, str] = {
-        "trials": f"done: {done} trials",
-        "time": f"the time budget is spent after {done} of {found.options.trials} trials (a "
-        "further one would end after it); the same command goes on",
-        "exhausted": f"done: every configuration that is legal here has been measured ({done} "
-        "trials)",
-    }
-    say(reasons[ending])
-
-
 def _dry_run(found: Survey, paths: StudyPaths, cache: Path, *, as_json: bool) -> int:
     """Says what would be done; starts no ranks and writes nothing."""
     gloo = found.task.workload.backend != "nccl"
@@ -278,8 +174,10 @@ def _dry_run(found: Survey, paths: StudyPaths, cache: Path, *, as_json: bool) ->
     else:
         probe, store = cached_probe(found, cache), None
     space = resolve_space(found, None if gloo else probe)
-    launcher = _launcher(found, paths, "TAG", StopFlag())
-    plan = launcher.plan(fixed_env(found), paths.launch_logs(0), "127.0.0.1:PORT", "TOKEN", False)
+    settings = launch_settings(found, paths.worker, dict(os.environ))
+    plan = TorchrunLauncher(settings, StopFlag()).plan(
+        fixed_env(found), paths.launch_logs(0).absolute(), "127.0.0.1:PORT", "TOKEN", tag="TAG"
+    )
     done = list(store.trials) if store else []
     trials = found.options.trials or 40
     forecast = tables.forecast(done, trials, found.options.time_budget)

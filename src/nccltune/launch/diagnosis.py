@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ _CONSEQUENCE = re.compile(
     r"connection refused|tuner closed the connection|failed to (recv|send)",
     re.IGNORECASE,
 )
-_EXIT = re.compile(r"exitcode: (?P<code>-?\d+)\)? local_rank: (?P<rank>\d+)")
 _PHASES = (
     "start",
     "import",
@@ -87,25 +86,34 @@ def silent(folder: Path, phase: str, seconds: float) -> Failure:
     return _failure("timeout", message, suspect, folder)
 
 
-def ended(folder: Path, lost: Sequence[int], exit_code: int | None) -> Failure:
-    """The group ended by itself. `lost` are the ranks whose process was gone before we ended it."""
+def ended(
+    folder: Path,
+    lost: Sequence[int],
+    codes: Mapping[int, int],
+    exit_code: int | None,
+    killed: Collection[int] = (),
+) -> Failure:
+    """The group ended by itself. `lost` are the ranks whose process was gone when that was noticed,
+    `codes` the exit codes by rank as far as known (negative for signals), `killed` the ranks that
+    we ended ourselves then; `exit_code` is that of the launch.
+    """
     records = error_records(folder)
     if records and not _CONSEQUENCE.search(records[0]["message"]):
         first = records[0]
         message = str(first["message"]) + _nccl_reason(folder, first["kind"])
         return _failure(first["kind"], message, first["rank"], folder)
-    recorded = {record["rank"] for record in records}
-    codes = exit_codes(folder)
-    named = [r for r, code in codes.items() if r not in recorded and code != -signal.SIGTERM]
-    # Where torchrun names a rank, others that are gone too were ended by it.
-    vanished = named or [rank for rank in lost if rank not in recorded]
+    # Ranks that recorded a consequence are not the cause, nor those that were ended since.
+    innocent = {record["rank"] for record in records} | set(killed)
+    named = [r for r, code in codes.items() if r not in innocent and code != -signal.SIGTERM]
+    vanished = named or [rank for rank in lost if rank not in innocent]
     if vanished:
         rank = vanished[0]
         return _failure("crashed", f"rank {rank} {_how(codes.get(rank))}", rank, folder)
     if records:
         return _failure(records[0]["kind"], records[0]["message"], records[0]["rank"], folder)
     code = "" if exit_code is None else f" with exit code {exit_code}"
-    return _failure("crashed", f"the launch ended{code} before any rank was up", None, folder)
+    when = "" if positions(folder) else " before any rank was up"
+    return _failure("crashed", f"the launch ended{code}{when}", None, folder)
 
 
 def _how(code: int | None) -> str:
@@ -118,12 +126,6 @@ def _how(code: int | None) -> str:
     return f"ended by itself with exit code {code}"
 
 
-def exit_codes(folder: Path) -> dict[int, int]:
-    """Exit codes of ranks as torchrun reported them, the first to fail first."""
-    text = _read(folder / "launcher.log")
-    return {int(m["rank"]): int(m["code"]) for m in _EXIT.finditer(text)}
-
-
 def _nccl_reason(folder: Path, kind: str) -> str:
     """NCCL's own warning, which it writes to its log and not to the exception."""
     if kind != "nccl_error":
@@ -131,7 +133,7 @@ def _nccl_reason(folder: Path, kind: str) -> str:
     for file in sorted(folder.glob("nccl.*.log")):
         warnings = [
             line.partition("NCCL WARN")[2].strip()
-            for line in _read(file).splitlines()
+            for line in read_end(file).splitlines()
             if "NCCL WARN" in line
         ]
         if warnings:
@@ -143,7 +145,7 @@ def _failure(kind: FailureKind, message: str, rank: int | None, folder: Path) ->
     log = folder / ("launcher.log" if rank is None else f"rank{rank}.log")
     if not log.exists():
         log = folder / "launcher.log"
-    lines = [line for line in _read(log).splitlines() if line.strip()]
+    lines = [line for line in read_end(log).splitlines() if line.strip()]
     return Failure(
         kind=kind,
         message=" ".join(message.split())[:600],
@@ -153,7 +155,7 @@ def _failure(kind: FailureKind, message: str, rank: int | None, folder: Path) ->
     )
 
 
-def _read(file: Path, most: int = 1 << 20) -> str:
+def read_end(file: Path, most: int = 1 << 20) -> str:
     """The end of a file as text; empty where it is missing."""
     try:
         with file.open("rb") as opened:

@@ -1,44 +1,109 @@
-"""Ranks that an earlier tuner or supervisor could not end, found by a tag they carry."""
+"""Ranks that a tuner could not end, found by a tag in their environment: it says whose they are."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from nccltune.errors import StudyError
 
 TAG = "NCCLTUNE_TAG"
 _SECONDS = 10.0
+_launches = itertools.count()
 
 
-def tagged_processes(tag: str) -> list[int]:
-    """Processes of ours (readable /proc/PID/environ) that were started under this study's tag."""
-    wanted = f"{TAG}={tag}".encode()
-    found = []
+def new_tag() -> str:
+    """For one launch of this process: `OWNER/NUMBER`."""
+    return f"{_owner()}/{next(_launches)}"
+
+
+@functools.cache
+def _owner() -> str:
+    """`USER.BOOT.NAMESPACE.PID.START`: a process id alone comes again, after a while, after a
+    reboot, and in every container.
+    """
+    return f"{_place()}.{os.getpid()}.{_start_time(os.getpid())}"
+
+
+def _place() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{os.getuid()}.{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def _start_time(pid: int) -> str | None:
+    """Clock ticks from boot to the start of a living process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return fields[19] if fields[0] != "Z" else None
+
+
+def is_orphaned(tag: str) -> bool:
+    """Whether the tag is of a tuner of this user, on this boot and in this process namespace, that
+    lives no more. What cannot be told is somebody's.
+    """
+    owner = tag.rpartition("/")[0]
+    place, _, process = owner.rpartition(".")[0].rpartition(".")
+    return (
+        place == _place()
+        and process.isdigit()
+        and _start_time(int(process)) != owner.rpartition(".")[2]
+    )
+
+
+def _tagged() -> Iterator[tuple[int, str]]:
+    """(process id, tag) of everything that was started with one and whose environment we may
+    read, which only its user may; never ourselves.
+    """
+    mark = f"{TAG}=".encode()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return found
+            for variable in (entry / "environ").read_bytes().split(b"\0"):
+                if variable.startswith(mark):
+                    yield int(entry.name), variable[len(mark) :].decode(errors="replace")
+
+
+def tagged_processes(tag: str) -> list[int]:
+    """Processes that were started under this tag."""
+    return [pid for pid, found in _tagged() if found == tag]
 
 
 def end_tagged(tag: str) -> int:
-    """Kill them all, however they fork meanwhile, and see them gone (a process that gives its GPU
-    memory back takes a while to go). Returns how many were met.
+    """End what one launch has left. Returns how many processes were met.
 
     Raises: StudyError naming those that cannot be ended.
     """
+    return _end(lambda found: found == tag)
+
+
+def end_leftovers() -> int:
+    """End what tuners have left that live no more, whatever their study was: it holds GPUs and
+    disturbs every measurement. Returns how many processes were met.
+
+    Raises: StudyError naming those that cannot be ended.
+    """
+    return _end(is_orphaned)
+
+
+def _end(wanted: Callable[[str], bool]) -> int:
+    """Kill them all, however they fork meanwhile, and see them gone (a process that gives its GPU
+    memory back takes a while to go).
+    """
     met: set[int] = set()
     deadline = time.monotonic() + _SECONDS
-    while living := [pid for pid in tagged_processes(tag) if not _is_zombie(pid)]:
+    while living := [pid for pid, tag in _tagged() if wanted(tag) and is_running(pid)]:
         if time.monotonic() > deadline:
             listed = ", ".join(map(str, living))
-            raise StudyError(f"processes of this study cannot be ended: {listed}; look at them")
+            raise StudyError(f"processes of a search cannot be ended: {listed}; look at them")
         met.update(living)
         for pid in living:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -47,12 +112,6 @@ def end_tagged(tag: str) -> int:
     return len(met)
 
 
-def _is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (OSError, IndexError):
-        return True
-
-
 def is_running(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists() and not _is_zombie(pid)
+    """Whether it is there and no zombie."""
+    return _start_time(pid) is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -39,6 +39,7 @@ class Limits:
 
     def of(self, phase: str) -> float:
         phases = {
+            "host": self.start,
             "start": self.start,
             "build": self.build,
             "first_step": self.first_step,
@@ -57,6 +58,8 @@ class Outcome:
     failure: Failure | None
     seconds: Mapping[str, float] = field(default_factory=dict)
     utilization: tuple[float, ...] = ()
+    host_lost: bool = False
+    """What had started the ranks died: the configuration is not to blame."""
 
 
 Progress = Callable[[Mapping[str, Any]], None]
@@ -82,4 +85,13 @@ class Launcher(Protocol):
 
         Returns at once; ranks that do not come up are the failure of the first request.
         """
+        ...
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What the user should know of launches so far."""
+        ...
+
+    def close(self) -> None:
+        """End whatever the launcher keeps between groups."""
         ...

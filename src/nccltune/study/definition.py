@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -55,7 +54,6 @@ class Definition:
     probe: Mapping[str, Any] | None
     site: Mapping[str, str]
     """The site's variables: they hold in every launch, so other ones make another study."""
-    tag: str = ""
     created: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,27 +68,15 @@ class Definition:
             "site": dict(self.site),
             "probe": None if self.probe is None else dict(self.probe),
             "space": self.space.to_dict(),
-            "tag": self.tag,
         }
 
     def write(self, paths: StudyPaths) -> Definition:
         """Begin the study: study.yaml is there from now on."""
         now = datetime.now().astimezone().isoformat(timespec="seconds")
-        complete = replace(self, tag=self.tag or new_tag(), created=now)
+        complete = replace(self, created=now)
         text = yaml.safe_dump(complete.to_dict(), sort_keys=False, width=100)
         write_text(paths.definition, text)
         return complete
-
-
-def new_tag() -> str:
-    """Marks the processes of a study, so that leftovers can be told from anybody else's."""
-    return secrets.token_hex(8)
-
-
-def process_tag(paths: StudyPaths, tag: str) -> str:
-    """What the processes of this very folder carry: a copy of a study is another one."""
-    place = paths.folder.stat()
-    return f"{tag}-{place.st_dev:x}-{place.st_ino:x}"
 
 
 def refuse_changes(paths: StudyPaths, wanted: Definition) -> dict[str, Any]:

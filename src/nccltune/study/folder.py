@@ -30,7 +30,6 @@ _SECTIONS: dict[str, type | tuple[type, ...]] = {
     "site": dict,
     "probe": (dict, type(None)),
     "space": dict,
-    "tag": str,
 }
 
 

@@ -24,6 +24,7 @@ class SearchOptions:
     device: str = "auto"
     backend: str = "auto"
     nproc_per_node: int | None = None
+    launcher: str = "auto"
     python: str | None = None
     allow_busy: bool = False
     batch_size: int | None = None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -30,6 +31,7 @@ from nccltune.worker.spec import Request, Settings
 Ending = Literal["trials", "time", "exhausted"]
 
 _MEASUREMENTS_A_GROUP = 10
+_MEMORY_SLACK = 512 << 20  # bytes that a rank may hold more than after its first measurement
 
 
 class Reporter(Protocol):
@@ -49,6 +51,8 @@ class LiveGroup:
     log_dir: Path
     process_env: Mapping[str, str]
     measured: int = 0
+    held: Sequence[int] = ()
+    """Bytes in use by rank after the first measurement."""
 
     @classmethod
     def open(cls, launcher: Launcher, store: Store, given: Effective) -> LiveGroup:
@@ -62,6 +66,13 @@ class LiveGroup:
         """
         same = self.process_env == given.process_env
         return same and self.measured < _MEASUREMENTS_A_GROUP and self.group.alive
+
+    def gave_memory_back(self, result: Mapping[str, Any]) -> bool:
+        """Whether ranks hold no more after this measurement than they did after their first."""
+        now = result["held_memory_bytes"]
+        self.held = self.held or now
+        pairs = zip(now, self.held, strict=True)
+        return all(held - before <= _MEMORY_SLACK for held, before in pairs)
 
 
 @dataclass
@@ -122,22 +133,21 @@ class Search:
     def measure(self, following: Next) -> tuple[Measurement, Failure | None]:
         """One configuration, in the live worker group where its process environment is the same.
 
-        A failure in ranks that have measured something before may be theirs: it counts only when it
-        comes again in new ones.
+        A failure in ranks that have measured something before may be theirs, and one that came with
+        the end of the warm host is the host's: it counts only when it comes again in new ranks.
         """
         given = self.effective(following.configuration)
         refuse_overrides(self.site, given.communicator_env)
-        measurement, failure = self._measure_once(following, given)
-        if failure is not None and self._live_group is not None and self._live_group.measured > 1:
+        measurement, outcome = self._measure_once(following, given)
+        used = self._live_group is not None and self._live_group.measured > 1
+        if outcome.failure is not None and (used or outcome.host_lost):
             lost = round(sum(measurement.seconds.values()), 3)
-            measurement, failure = self._measure_once(following, given)
+            measurement, outcome = self._measure_once(following, given)
             seconds = {**measurement.seconds, "failed before": lost}
             measurement = replace(measurement, seconds=seconds)
-        return measurement, failure
+        return measurement, outcome.failure
 
-    def _measure_once(
-        self, following: Next, given: Effective
-    ) -> tuple[Measurement, Failure | None]:
+    def _measure_once(self, following: Next, given: Effective) -> tuple[Measurement, Outcome]:
         began = time.monotonic()
         live, closing = self._group_for(given)
         baseline = self.store.measurement(self.store.trials[0]) if self.store.trials else None
@@ -147,20 +157,20 @@ class Search:
         message = self._request(following, given)
         outcome = live.group.request(message, limits, self.reporter.progress)
         live.measured += 1
+        if outcome.result is not None and not live.gave_memory_back(outcome.result):
+            closing += self._close_timed()
         seconds = {**outcome.seconds, "close": round(closing, 3)}
         spent = time.monotonic() - began
         seconds["other"] = round(max(0.0, spent - sum(seconds.values())), 3)
         nccl = log.facts({*given.env, *self.site})
-        return self._record(following, live.launch, given, outcome, seconds, nccl), outcome.failure
+        return self._record(following, live.launch, given, outcome, seconds, nccl), outcome
 
     def _group_for(self, given: Effective) -> tuple[LiveGroup, float]:
         """The group to measure in, and the seconds it took to end the one before."""
         live = self._live_group
         if live is not None and live.serves(given):
             return live, 0.0
-        began = time.monotonic()
-        self.close()
-        closing = time.monotonic() - began
+        closing = self._close_timed()
         self._live_group = live = LiveGroup.open(self.launcher, self.store, given)
         self._opened += 1
         return live, closing
@@ -168,6 +178,11 @@ class Search:
     def _live(self, given: Effective) -> bool:
         live = self._live_group
         return live is not None and live.serves(given)
+
+    def _close_timed(self) -> float:
+        began = time.monotonic()
+        self.close()
+        return time.monotonic() - began
 
     def close(self) -> None:
         """End the live group, if there is one."""
@@ -204,6 +219,7 @@ class Search:
             ddp=dict(given.ddp),
             loader=dict(given.loader),
             batch_size=given.batch_size,
+            data_seed=zlib.crc32(self.store.next_id().encode()),
             communicator_env=dict(given.communicator_env),
             communicator_config=dict(given.communicator_config),
         )

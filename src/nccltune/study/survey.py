@@ -13,7 +13,7 @@ from typing import Any
 from packaging.version import Version
 
 from nccltune.errors import UsageError
-from nccltune.launch.ask import ask_job
+from nccltune.launch.ask import JobPython
 from nccltune.launch.stopping import StopFlag
 from nccltune.machine.facts import Machine, this_machine
 from nccltune.machine.gpus import Gpu, processes, visible_gpus
@@ -40,15 +40,15 @@ class Survey:
 
 
 def survey(
-    options: SearchOptions, worker_path: Path, cache: Path, stop: StopFlag, *, make: bool
+    options: SearchOptions, python: JobPython, cache: Path, stop: StopFlag, *, make: bool
 ) -> Survey:
     """Look and ask; starts nothing but one short helper process. `make`: the image files may be
     made in `cache` if they are wanted and missing.
 
-    Raises: UsageError for whatever cannot work, before anything was written to the study.
+    Raises: UsageError for whatever cannot work, before anything was written to the study, and
+    HostFailed.
     """
-    environ = dict(os.environ)
-    python = find_python(options.python)
+    environ = python.base
     visible = visible_gpus(environ) if options.device != "cpu" else ()
     likely = options.complete("cuda" if visible else "cpu")
     data, folder = _data(options.data)
@@ -59,16 +59,10 @@ def survey(
         "cache": str(cache),
         "make": make,
     }
-    job = ask_job(python, worker_path, question, environ, stop)
+    job = python.ask(question, stop)
     device, notes = _device(options, visible, job, environ)
     if device != ("cuda" if visible else "cpu") and options.model is None:
-        job = ask_job(
-            python,
-            worker_path,
-            {**question, "model": options.complete(device).model},
-            environ,
-            stop,
-        )
+        job = python.ask({**question, "model": options.complete(device).model}, stop)
     options = options.complete(device)
     machine, gpus = this_machine(environ, use_gpus=device == "cuda")
     backend = _backend(options.backend, device, job)
@@ -97,7 +91,9 @@ def survey(
         num_workers=0 if data == "synthetic" else _whole(options.fix.get("num_workers"), workers),
         python=options.python,
     )
-    return Survey(options, task, machine, gpus, site_variables(environ), job, python, tuple(notes))
+    return Survey(
+        options, task, machine, gpus, site_variables(environ), job, python.python, tuple(notes)
+    )
 
 
 def resolve_space(survey: Survey, probe: Mapping[str, Any] | None) -> ResolvedSpace:

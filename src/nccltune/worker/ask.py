@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 
-def main() -> None:
-    request = json.loads(Path(sys.argv[1]).read_text())
-    answer = Path(sys.argv[2])
+def answer_into(question: Path, answer: Path) -> None:
+    """Read the question, write the answer; in the same process that may then be thrown away."""
+    request = json.loads(question.read_text())
     temporary = answer.with_suffix(".tmp")
     temporary.write_text(json.dumps(_answer(request)))
     temporary.rename(answer)
@@ -153,4 +153,4 @@ def _check_folder(folder: str, problems: list[str]) -> str | None:
 
 
 if __name__ == "__main__":
-    main()
+    answer_into(Path(sys.argv[1]), Path(sys.argv[2]))

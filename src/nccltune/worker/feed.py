@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import time
-import zlib
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -83,9 +82,7 @@ class LoaderFeed:
                 len(dataset),  # type: ignore[arg-type]
                 ranks.rank,
                 ranks.world_size,
-                # Other files in other measurements, or the first would read them from the disk
-                # and all later ones from memory.
-                seed + zlib.crc32(request.id.encode()),
+                seed + request.data_seed,
             ),
             num_workers=self.workers,
             prefetch_factor=prefetch,

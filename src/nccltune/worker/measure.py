@@ -59,8 +59,10 @@ def measure(request: Request, ranks: Ranks, status: Status, announce: Announce) 
     check_parameters(job.model, ranks)
     result = _result(request, ranks, job, timer, clock, checked, steady, cut)
     # Not after an error: the group is broken then, and closing a broken communicator can hang.
+    device = job.device
     _tear_down(job, communicator)
-    return result
+    held = ranks.gather([float(_held_memory(device))])
+    return {**result, "held_memory_bytes": [int(row[0]) for row in held]}
 
 
 def _tear_down(job: Job, communicator: Communicator) -> None:
@@ -165,7 +167,9 @@ class WindowTimer:
 
     def _run(self, phase: str, *, warmup: bool) -> Window:
         job, feed = self._job, self._job.feed
-        steps = window_steps(self._step_seconds(), feed.workers, self._request.settings)
+        settings = self._request.settings
+        wanted = settings.warmup_window_seconds if warmup else settings.window_seconds
+        steps = window_steps(self._step_seconds(), feed.workers, wanted, settings)
         early = feed.consumed < self._settled  # the same on all ranks: they step together
         feed.start_window()
         began = time.perf_counter()
@@ -238,8 +242,18 @@ def _peak_memory(job: Job) -> tuple[int, int]:
             torch.cuda.max_memory_allocated(job.device),
             torch.cuda.max_memory_reserved(job.device),
         )
-    resident = _peak_resident()
+    resident = _of_status("VmHWM")
     return resident, resident
+
+
+def _held_memory(device: torch.device) -> int:
+    """Bytes that are in use now: of the GPU, contexts and communicators included, or of the process
+    where there is none. After a measurement it should be what it was after the one before.
+    """
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return total - free
+    return _of_status("VmRSS")
 
 
 def _forget_peak_memory(job: Job) -> None:
@@ -250,8 +264,9 @@ def _forget_peak_memory(job: Job) -> None:
         Path("/proc/self/clear_refs").write_text("5")  # Linux: VmHWM begins anew
 
 
-def _peak_resident() -> int:
+def _of_status(name: str) -> int:
+    """Bytes, from a line of /proc/self/status in kB; 0 where there is none."""
     for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return 0

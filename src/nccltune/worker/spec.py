@@ -33,6 +33,7 @@ class Settings:
     """How long to measure. Times are seconds, spreads and margins are fractions."""
 
     window_seconds: float = 0.3
+    warmup_window_seconds: float = 0.15
     window_steps: int = 5
     windows: int = 4
     max_measure_seconds: float = 8.0
@@ -57,6 +58,10 @@ class Request:
     ddp: dict[str, Any]
     loader: dict[str, Any]
     batch_size: int
+    data_seed: int = 0
+    """The order of the data. A search gives each measurement another one, or the first would read
+    files from the disk and all later ones from memory.
+    """
     communicator_env: dict[str, str] = field(default_factory=dict)
     communicator_config: dict[str, int] = field(default_factory=dict)
 
@@ -69,6 +74,7 @@ class Request:
             ddp=message["ddp"],
             loader=message["loader"],
             batch_size=message["batch_size"],
+            data_seed=message["data_seed"],
             communicator_env=message["communicator_env"],
             communicator_config=message["communicator_config"],
         )

@@ -29,6 +29,7 @@ class Status:
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder = folder
         self._rank = rank
+        (folder / f"rank{rank}.pid").write_text(str(os.getpid()))
         self._file = os.open(folder / f"rank{rank}.status", os.O_WRONLY | os.O_CREAT, 0o644)
         self.phase = "start"
         self.step = 0

@@ -53,11 +53,12 @@ class Window:
         return asdict(self) | {"rank_seconds": [round(s, 6) for s in self.rank_seconds]}
 
 
-def window_steps(step_seconds: float, workers: int, settings: Settings) -> int:
-    """Steps in a window: long enough in time and in steps, and where that does not make it very
-    long a whole number of rounds of the loader's workers, whose batches arrive in clumps.
+def window_steps(step_seconds: float, workers: int, wanted: float, settings: Settings) -> int:
+    """Steps in a window of `wanted` seconds: long enough in time and in steps, and where that does
+    not make it very long a whole number of rounds of the loader's workers, whose batches arrive in
+    clumps.
     """
-    steps = max(settings.window_steps, math.ceil(settings.window_seconds / max(step_seconds, 1e-6)))
+    steps = max(settings.window_steps, math.ceil(wanted / max(step_seconds, 1e-6)))
     round_seconds = workers * step_seconds
     if workers == 0 or round_seconds > _LONG_ROUND * settings.window_seconds:
         return steps

@@ -1,9 +1,10 @@
 """Stands between the tuner and a launch, so that nothing of the launch can outlive either.
 
-Run by file path with the tuner's Python (standard library only): `supervisor.py -- COMMAND ...`.
+Run by file path, standard library only: `supervisor.py [--remove FOLDER] -- COMMAND ...`.
 It becomes the reaper of every descendant, however many sessions they open (torchrun gives each
 rank one of its own, so killing torchrun's process group leaves the ranks alive). It ends all of
-them when the command ends, when the tuner closes its end of stdin or dies, or on SIGTERM.
+them when the command ends, when the tuner closes its end of stdin or dies, or on SIGTERM; in the
+last two cases it removes FOLDER, which nobody is there to do after that.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import contextlib
 import ctypes
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -51,25 +54,41 @@ def _children() -> list[int]:
         return []
 
 
-def end_descendants() -> None:
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_descendants(keep: Collection[int] = (), seconds: float | None = None) -> list[int]:
     """Kill and reap until there is no child left, so no descendant either: orphans become children
     of the reaper. A look at /proc alone can miss a process that forks away while it is read.
+
+    Those in `keep` live on. Returns what could not be ended within `seconds`.
     """
+    deadline = None if seconds is None else time.monotonic() + seconds
     while True:
-        for pid in [*_children(), *descendants(os.getpid()), *_children()]:
+        met = [
+            pid
+            for pid in [*_children(), *descendants(os.getpid()), *_children()]
+            if pid not in keep
+        ]
+        for pid in met:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return
+        for pid in met:  # not all at once: those that are kept belong to somebody who waits
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        if not met:
+            return []
+        if deadline is not None and time.monotonic() > deadline:
+            return sorted(set(met))
         time.sleep(0.001)
 
 
 def main() -> int:
-    command = sys.argv[sys.argv.index("--") + 1 :]
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    split = sys.argv.index("--")
+    options, command = sys.argv[1:split], sys.argv[split + 1 :]
+    adopt_orphans()
     asked_to_stop: list[int] = []
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -81,13 +100,16 @@ def main() -> int:
     except OSError as error:
         print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
         return 127
-    while child.poll() is None and not asked_to_stop:
+    while (code := child.poll()) is None and not asked_to_stop:
         readable, _, _ = select.select([0], [], [], 0.05)
         if readable and not os.read(0, 4096):
             break  # the tuner is gone, or wants this launch to end
     end_descendants()
-    code = child.returncode
-    return 137 if code is None else (128 - code if code < 0 else code)
+    if code is None:
+        for folder in options[1:]:
+            shutil.rmtree(folder, ignore_errors=True)
+        return 137
+    return 128 - code if code < 0 else code
 
 
 def _default_signals() -> None:

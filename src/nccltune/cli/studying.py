@@ -1,0 +1,156 @@
+"""`nccltune search` with the study's lock held: begin or resume it and carry it to its end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from nccltune.cli import tables
+from nccltune.cli.reporters import open_reporter
+from nccltune.cli.speaking import say
+from nccltune.errors import Interrupted, UsageError
+from nccltune.launch.environment import DIAGNOSTIC
+from nccltune.launch.protocol import Launcher
+from nccltune.launch.stopping import StopFlag
+from nccltune.launch.worker_files import place_worker
+from nccltune.space import ResolvedSpace
+from nccltune.study.budget import Budget
+from nccltune.study.definition import Definition, command_line, refuse_changes
+from nccltune.study.folder import StudyPaths, has_records, read_definition
+from nccltune.study.planner import Memory, Planner, stage_parameters
+from nccltune.study.probing import probe_machine
+from nccltune.study.proposals import Proposer
+from nccltune.study.results import Summary, write_results
+from nccltune.study.search import Ending, Search
+from nccltune.study.store import Store
+from nccltune.study.survey import Survey, nccl_version, refuse_busy, refuse_empty, resolve_space
+from nccltune.worker.spec import Settings
+
+_SAMPLER = "tpe"
+
+
+def carry_out(
+    found: Survey,
+    paths: StudyPaths,
+    launcher: Launcher,
+    cache: Path,
+    stop: StopFlag,
+    *,
+    as_json: bool,
+) -> int:
+    """Returns the exit code. Raises NccltuneError."""
+    stored = read_definition(paths) if paths.definition.exists() else None
+    if stored is None and has_records(paths):
+        raise UsageError(
+            f"{paths.folder}: has records but no study.yaml that says of what; restore it, or give "
+            "--new (the old folder is kept)"
+        )
+    if not found.options.allow_busy:  # after our own leftovers are gone
+        refuse_busy(found.gpus)
+    if stored is not None:
+        space = resolve_space(found, stored["probe"])
+        refuse_changes(paths, _definition(found, space, stored["probe"]))
+        place_worker(paths.worker)
+    else:
+        place_worker(paths.worker)
+        probe = _probe(found, launcher, paths, cache)
+        space = resolve_space(found, probe)
+        refuse_empty(space)
+        say(tables.space_text(space))
+        stored = _definition(found, space, probe).write(paths).to_dict()
+    store = Store(paths)
+    ending = _measure(found, store, launcher, space, stored["probe"], stop)
+    summary = Summary.of(store, stored)
+    write_results(summary)
+    _tell_ending(ending, found, paths, len(store.trials))
+    if as_json:
+        print(json.dumps({**tables.as_json(summary), "ended": ending}, indent=2))
+    else:
+        tables.print_summary(summary)
+    return 0
+
+
+def _definition(found: Survey, space: ResolvedSpace, probe: dict[str, Any] | None) -> Definition:
+    return Definition(
+        task=found.task,
+        space=space,
+        machine=found.machine,
+        sampler=_SAMPLER,
+        seed=found.options.seed,
+        command=found.options.command,
+        probe=probe,
+        site={name: v.value for name, v in found.site.items() if name not in DIAGNOSTIC},
+    )
+
+
+def _measure(
+    found: Survey,
+    store: Store,
+    launcher: Launcher,
+    space: ResolvedSpace,
+    probe: dict[str, Any] | None,
+    stop: StopFlag,
+) -> Ending | None:
+    """Run the search; returns how it ended, None when the user stopped it."""
+    trials, done = found.options.trials or 40, len(store.trials)
+    if done:
+        verb = "is finished" if done >= trials else "goes on"
+        say(f"study {store.paths.name} {verb}: {done} of {trials} trials are there")
+    budget = Budget(trials, found.options.time_budget)
+    proposer = Proposer(
+        store.paths.journal, stage_parameters(space), store.trials, found.options.seed
+    )
+    memory = Memory(min(found.machine.gpu_memory_bytes, default=None), store.peak_memory)
+    planner = Planner(space, proposer, found.task.batch_size, memory)
+    with open_reporter(store, space, budget) as reporter:
+        search = Search(
+            store=store,
+            launcher=launcher,
+            planner=planner,
+            task=found.task,
+            space=space,
+            nccl=nccl_version(found, probe),
+            config_fields=frozenset(found.job["nccl_config_fields"]),
+            settings=Settings(),
+            budget=budget,
+            reporter=reporter,
+            stop=stop,
+            site=found.site,
+        )
+        try:
+            ending: Ending | None = search.run()
+        except Interrupted:
+            ending = None
+    for text in dict.fromkeys([*launcher.warnings, *planner.rejected.values()]):
+        say(f"note: {text}")
+    return ending
+
+
+def _probe(
+    found: Survey, launcher: Launcher, paths: StudyPaths, cache: Path
+) -> dict[str, Any] | None:
+    if found.task.workload.backend != "nccl":
+        return None
+    say("probe launch: asking NCCL what the ranks talk over")
+    probe = probe_machine(found, launcher, paths.logs / "probe", cache)
+    network = f", network {probe['network']}" if probe["network"] else ", no network between ranks"
+    say(f"NCCL {probe['version']}: transport {'+'.join(probe['transport']) or 'none'}{network}")
+    return probe
+
+
+def _tell_ending(ending: Ending | None, found: Survey, paths: StudyPaths, done: int) -> None:
+    """Raises Interrupted, with the command that goes on, when the user stopped the search."""
+    if ending is None:
+        raise Interrupted(
+            f"stopped after {done} of {found.options.trials} trials, all saved in {paths.folder}\n"
+            f"go on with: {command_line(found.options.command)}"
+        )
+    reasons: dict[Ending, str] = {
+        "trials": f"done: {done} trials",
+        "time": f"the time budget is spent after {done} of {found.options.trials} trials (a "
+        "further one would end after it); the same command goes on",
+        "exhausted": f"done: every configuration that is legal here has been measured ({done} "
+        "trials)",
+    }
+    say(reasons[ending])

@@ -1,0 +1,96 @@
+"""The warm launcher: worker groups from a process that has torch imported once, so that a launch
+costs what CUDA and NCCL cost and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nccltune.errors import StudyError
+from nccltune.launch.environment import refuse_overrides
+from nccltune.launch.group import GroupFolder, RankGroup
+from nccltune.launch.host import WarmHost, WarmProcesses
+from nccltune.launch.plan import LaunchSettings
+from nccltune.launch.stopping import StopFlag
+
+# Read by libraries when a group is made, or by CUDA and NCCL at their first call in a rank. What is
+# not known to be read late counts as read when a process starts, by the loader, OpenMP or torch.
+_LATE = (
+    *("NCCL_", "TORCH_NCCL_", "TORCH_SYMM_MEM_", "NVSHMEM_", "GLOO_", "CUDA_", "CUBLAS_"),
+    *("FI_", "OFI_", "UCX_", "NCCLTUNE_"),
+)
+
+
+def early_variables(
+    process_env: Mapping[str, str], base: Mapping[str, str], nproc_per_node: int
+) -> dict[str, str]:
+    """Those that a process reads when it starts, so that a host must be started with them.
+    OMP_NUM_THREADS is set as torchrun would.
+    """
+    early = {n: v for n, v in process_env.items() if not n.startswith(_LATE)}
+    if nproc_per_node > 1 and "OMP_NUM_THREADS" not in base:
+        early.setdefault("OMP_NUM_THREADS", "1")
+    return early
+
+
+@dataclass
+class WarmLauncher:
+    """Keeps warm hosts; each has one worker group at a time."""
+
+    settings: LaunchSettings
+    stop: StopFlag
+    hosts: list[WarmHost] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    _fruitless: int = 0
+
+    def open(
+        self, process_env: Mapping[str, str], log_dir: Path, *, probe: bool = False
+    ) -> RankGroup:
+        settings = self.settings
+        refuse_overrides(settings.site, process_env)
+        early = early_variables(process_env, settings.base, settings.nproc_per_node)
+        host = self._host(early)
+        folder = GroupFolder(log_dir)
+        late = {name: value for name, value in process_env.items() if name not in early}
+        order = {
+            "type": "open",
+            "nproc_per_node": settings.nproc_per_node,
+            "log_dir": str(folder.path),
+            "environment": settings.rank_variables(
+                late, folder.path, folder.connection.address, folder.token, probe
+            ),
+        }
+        return RankGroup(
+            WarmProcesses(host, order),
+            folder,
+            gpus=settings.gpus,
+            watch_memory=settings.watch_memory,
+            stop=self.stop,
+            warn=self.warnings.append,
+        )
+
+    def _host(self, early: Mapping[str, str]) -> WarmHost:
+        """An idle host that was started with these variables: one that is there, or a new one.
+
+        Raises: StudyError when hosts do not come up any more.
+        """
+        for host in [host for host in self.hosts if not host.busy]:
+            if host.alive and host.early == early:
+                return host
+            self._fruitless = 0 if host.ready else self._fruitless + 1
+            told = host.last_words()
+            host.end()
+            self.hosts.remove(host)
+            if self._fruitless > 1:
+                raise StudyError(f"the warm host does not start any more: {told}")
+        settings = self.settings
+        host = WarmHost(settings.python, settings.worker_path, settings.base, settings.site, early)
+        self.hosts.append(host)
+        return host
+
+    def close(self) -> None:
+        for host in self.hosts:
+            host.end()
+        self.hosts.clear()

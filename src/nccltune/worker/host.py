@@ -1,0 +1,192 @@
+"""The warm host: starts worker groups through torch's elastic agent from a process that has torch
+and torchvision imported (multiprocessing's fork server), one group at a time.
+
+`python -m nccltune.worker.host`, under the supervisor. The tuner sends `open`, `end` and `ask`; the
+host answers `ended` and `asked`. It never touches CUDA.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import sys
+import threading
+import time
+import traceback
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from nccltune.worker.channel import TOKEN, Channel
+from nccltune.worker.supervisor import adopt_orphans, descendants, end_descendants
+
+_SWEEP_SECONDS = 10.0
+_MONITOR_SECONDS = 0.02
+
+
+def main() -> None:
+    adopt_orphans()
+    folder = Path(os.environ["NCCLTUNE_HOST_FOLDER"])
+    _use_own_folder(folder)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["nccltune.worker.preload"])
+    forkserver.ensure_running()  # it imports while we do
+    from torch.distributed.launcher import api as _agent  # noqa: F401
+
+    first = context.Process(target=_nothing)
+    first.start()
+    first.join()
+    if first.exitcode != 0:
+        sys.exit(f"a forked process ended with exit code {first.exitcode}")
+    # It makes LaunchConfig's look for GPUs ask NVML, where CUDA would be initialised here.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    host = Host(Channel.connect(), folder)
+    host.send("hello", token=os.environ[TOKEN], pid=os.getpid())
+    with contextlib.suppress(ConnectionError):
+        host.serve()
+    os._exit(0)  # the supervisor ends whatever is left
+
+
+def _use_own_folder(folder: Path) -> None:
+    """torch and multiprocessing leave files in the temporary folder: in this one they go with the
+    host. Ranks get the user's own back.
+    """
+    if "TMPDIR" in os.environ:
+        os.environ["NCCLTUNE_TMPDIR"] = os.environ["TMPDIR"]
+    os.environ["TMPDIR"] = str(folder)
+
+
+def _nothing() -> None: ...
+
+
+class Host:
+    """Takes the tuner's orders. What it was started with (fork server, resource tracker) stays
+    from group to group, everything else goes with its group.
+    """
+
+    def __init__(self, channel: Channel, folder: Path) -> None:
+        self._channel, self._folder = channel, folder
+        self._lock = threading.Lock()
+        self._keep = frozenset(descendants(os.getpid()))
+        self._group: Group | None = None
+
+    def send(self, kind: str, **fields: Any) -> None:
+        with self._lock:
+            self._channel.send(kind, **fields)
+
+    def serve(self) -> None:
+        """Raises ConnectionError when the tuner is gone."""
+        while True:
+            message = self._channel.receive()
+            if message["type"] == "open":
+                self._open(message)
+            elif message["type"] == "end" and self._group is not None:
+                self._group.end()
+            elif message["type"] == "ask":
+                self._ask(message)
+
+    def _open(self, message: dict[str, Any]) -> None:
+        if self._group is not None:
+            self._group.thread.join()
+        if not self._keep <= set(descendants(os.getpid())):
+            sys.exit("the fork server is gone")  # the tuner starts another host
+        self._group = Group(self, message, self._keep, self._folder)
+
+    def _ask(self, message: dict[str, Any]) -> None:
+        """In a process of its own: the user's module may do anything when it is imported."""
+        context = multiprocessing.get_context("forkserver")
+        process = context.Process(target=_answer, args=(message,))
+        process.start()
+        process.join()
+        self.send("asked", code=process.exitcode)
+
+
+def _answer(message: dict[str, Any]) -> None:
+    from nccltune.worker.ask import answer_into
+    from nccltune.worker.rank import redirect_output
+
+    redirect_output(Path(message["log"]))
+    answer_into(Path(message["question"]), Path(message["answer"]))
+
+
+class Group:
+    """One worker group, under an elastic agent in a thread of its own."""
+
+    def __init__(
+        self, host: Host, message: dict[str, Any], keep: frozenset[int], folder: Path
+    ) -> None:
+        self._host, self._message, self._keep, self._folder = host, message, keep, folder
+        self._logs = Path(message["log_dir"])
+        self._nproc = int(message["nproc_per_node"])
+        self._processes: list[BaseProcess] = []
+        self._ending = threading.Event()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        watcher = threading.Thread(target=self._note_processes, daemon=True)
+        watcher.start()
+        with (self._logs / "launcher.log").open("w") as log:
+            try:
+                self._launch()
+            except BaseException:
+                traceback.print_exc(file=log)  # the agent's own table of who failed
+        self._ending.set()
+        watcher.join()
+        left = end_descendants(self._keep, _SWEEP_SECONDS)
+        with contextlib.suppress(OSError):  # the tuner may be gone
+            self._host.send("ended", codes=self._exit_codes(), left=left)
+
+    def _launch(self) -> None:
+        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+        from nccltune.worker.rank import run_in_host
+
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=self._nproc,
+            run_id=self._logs.name,
+            role="default",  # torchrun's
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="localhost",
+            max_restarts=0,
+            monitor_interval=_MONITOR_SECONDS,
+            start_method="forkserver",
+            logs_specs=DefaultLogsSpecs(log_dir=str(self._folder / "agent")),
+        )
+        elastic_launch(config, run_in_host)(self._message["environment"])
+
+    def _note_processes(self) -> None:
+        """Hold on to the rank processes while they live: the agent tells how the first of them
+        ended, and the others' exit codes would be lost.
+        """
+        while not self._ending.is_set() and len(self._processes) < self._nproc:
+            self._processes = multiprocessing.active_children()
+            time.sleep(0.005)
+
+    def _exit_codes(self) -> dict[int, int]:
+        """By rank; a rank that never wrote its process id down is left out."""
+        codes = {process.pid: process.exitcode for process in self._processes}
+        found = {}
+        for rank in range(self._nproc):
+            with contextlib.suppress(OSError, ValueError):
+                code = codes.get(int((self._logs / f"rank{rank}.pid").read_text()))
+                if code is not None:
+                    found[rank] = code
+        return found
+
+    def end(self) -> None:
+        """Kill the ranks; the agent sees it and ends. Everything else is swept after that."""
+        while self.thread.is_alive():  # also ranks that are only about to be started
+            for process in multiprocessing.active_children():
+                process.kill()
+            time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""The life of a rank: rank 0 takes requests from the tuner and hands them to the others.
+
+A rank that fails leaves a record beside its log and ends at once, without the interpreter's
+tear-down: the group is broken then, and the tuner ends it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nccltune.worker.status import LOG_DIR, Status
+
+
+def run() -> None:
+    """Serve requests until the tuner says "close". Ends the process when something fails."""
+    folder = Path(os.environ[LOG_DIR])
+    rank = int(os.environ["RANK"])
+    redirect_output(folder / f"rank{rank}.log")
+    status = Status(folder, rank)
+    try:
+        _serve(status)
+    except BaseException as error:
+        status.failed(error)
+        leave(1)
+
+
+def run_in_host(environment: Mapping[str, str]) -> None:
+    """As `run`, in a process forked by a warm host: `environment` is what torchrun would have
+    started it with beside the host's own.
+    """
+    os.setsid()
+    os.environ.update(environment)
+    if "NCCLTUNE_TMPDIR" in os.environ:  # the host has a temporary folder of its own
+        os.environ["TMPDIR"] = os.environ.pop("NCCLTUNE_TMPDIR")
+    else:
+        os.environ.pop("TMPDIR", None)
+    tempfile.tempdir = None
+    import torch.distributed as dist
+
+    # TORCH_DISTRIBUTED_DEBUG, which is else read once, when torch is imported
+    dist.set_debug_level_from_env()  # type: ignore[attr-defined]
+    run()
+
+
+def redirect_output(log: Path) -> None:
+    """Everything this process and its children print goes to the rank's log, C code included."""
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the tuner asks a stuck rank where
+
+
+def leave(code: int) -> None:
+    """End without tear-down."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _serve(status: Status) -> None:
+    status.at("import")
+    import torch
+
+    from nccltune.worker.channel import TOKEN, Channel
+    from nccltune.worker.measure import measure
+    from nccltune.worker.probe import probe
+    from nccltune.worker.ranks import Ranks
+    from nccltune.worker.spec import Request
+
+    status.at("rendezvous")
+    ranks = Ranks()
+    ranks.gather([])  # from here on every rank is up
+    channel = Channel.connect() if ranks.rank == 0 else None
+
+    def announce(kind: str, **fields: Any) -> None:
+        if channel is not None:
+            channel.send(kind, **fields)
+
+    announce("hello", token=os.environ[TOKEN], torch=torch.__version__)
+    while True:
+        status.at("idle")
+        message = ranks.share(channel.receive() if channel is not None else None)
+        if message["type"] == "close":
+            return
+        if message["type"] == "probe":
+            announce("result", result=probe(message, ranks, status))
+        else:
+            announce(
+                "result", result=measure(Request.from_message(message), ranks, status, announce)
+            )
