@@ -23,7 +23,7 @@ FAULTS = {
     "leave": ("crashed", "rank 1 ended by itself with exit code 3"),
     "oom": ("out_of_memory", "allocate"),
     "die": ("crashed", "rank 1 was ended by SIGKILL"),
-    "diverge": ("wrong_result", "is not the same on all ranks"),
+    "diverge": ("wrong_result", "is not the same on all ranks: rank 1 differs"),
 }
 
 
@@ -103,9 +103,9 @@ def _resumes_to_three(cli: Cli, before: str) -> None:
 
 
 def test_two_tuners_do_not_share_a_study(cli: Cli) -> None:
-    first = cli.start(*COMMAND, "--trials", "2")
+    first = cli.start(*COMMAND, "--trials", "30")
     _wait_for_measuring(cli, after=0)
-    second = cli.run(*COMMAND, "--trials", "2")
+    second = cli.run(*COMMAND, "--trials", "30")  # refused before anything is started
     assert second.returncode == 2
     assert f"process {first.pid} since" in second.stderr
     first.send_signal(signal.SIGTERM)

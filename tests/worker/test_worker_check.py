@@ -85,7 +85,9 @@ def test_a_wrong_sum_is_told_with_place_and_values() -> None:
 
 def test_the_first_parameter_that_differs() -> None:
     assert _first_difference([[1, 2, 3], [1, 2, 3]]) is None
-    assert _first_difference([[1, 2, 3], [1, 9, 3], [1, 2, 4]]) == 1
+    assert _first_difference([[1, 2, 3], [1, 9, 3], [1, 2, 4]]) == (1, 1)
+    assert _first_difference([[1, 7], [1, 8]]) == (1, 1)
+    assert _first_difference([[1, 7], [1, 8], [1, 8]]) == (1, 0)
     assert _first_difference([[1, 2]]) is None
     assert _first_difference([[], []]) is None
 

@@ -48,7 +48,11 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
     """Returns the exit code. Raises NccltuneError for everything that goes wrong."""
     stop, cache = StopFlag(), cache_folder()
     if options.study is not None:
-        StudyPaths.of(options.studies_dir, options.study)  # mistakes that cost no waiting
+        # mistakes that need cost no waiting
+        named = StudyPaths.of(options.studies_dir, options.study)
+        if not dry_run and named.lock.exists():
+            with locked(named):
+                pass
     if not dry_run:
         check_writable(options.studies_dir)
         if leftovers := end_leftovers():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -122,12 +123,22 @@ def check_parameters(model: torch.nn.Module, ranks: Ranks) -> None:
     everyone = ranks.gather_int64(digests)
     differing = _first_difference(everyone.tolist())
     if differing is not None:
-        raise WrongResult(f"parameter {names[differing]} is not the same on all ranks")
+        number, rank = differing
+        raise WrongResult(
+            f"parameter {names[number]} is not the same on all ranks: rank {rank} differs", rank
+        )
 
 
-def _first_difference(rows: Sequence[Sequence[int]]) -> int | None:
-    columns: Iterable[tuple[int, ...]] = zip(*rows, strict=True)
-    return next((i for i, column in enumerate(columns) if len(set(column)) > 1), None)
+def _first_difference(rows: Sequence[Sequence[int]]) -> tuple[int, int] | None:
+    """(column, row) of the first value that most rows do not share; where as many say one thing as
+    another, the first row is taken at its word.
+    """
+    for number, column in enumerate(zip(*rows, strict=True)):
+        usual = Counter(column).most_common(1)[0][0]
+        for rank, value in enumerate(column):
+            if value != usual:
+                return number, rank
+    return None
 
 
 def _digest(parameter: torch.Tensor) -> int:

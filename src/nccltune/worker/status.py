@@ -20,7 +20,13 @@ _OUT_OF_MEMORY = (
 
 
 class WrongResult(Exception):
-    """A collective gave wrong sums, or the ranks' parameters are no longer equal."""
+    """A collective gave wrong sums, or the ranks' parameters are no longer equal; of `rank`, where
+    it is not the one that found it.
+    """
+
+    def __init__(self, text: str, rank: int | None = None) -> None:
+        super().__init__(text)
+        self.rank = rank
 
 
 class Status:
@@ -41,8 +47,9 @@ class Status:
 
     def failed(self, error: BaseException) -> None:
         """Leave a record of the error; written to a temporary name first, so never half read."""
+        blamed = error.rank if isinstance(error, WrongResult) else None
         record = {
-            "rank": self._rank,
+            "rank": self._rank if blamed is None else blamed,
             "pid": os.getpid(),
             "time": time.time(),
             "phase": self.phase,
