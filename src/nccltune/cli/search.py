@@ -119,6 +119,14 @@ def _positive(_context: click.Context, parameter: click.Parameter, value: int | 
 )
 @click.option("--allow-guarded", is_flag=True, help="Also search what the space marks as guarded.")
 @click.option("--allow-unsafe", is_flag=True, help="Also search what the space marks as unsafe.")
+@click.option(
+    "--measure-seconds",
+    type=click.FloatRange(0.3, 600),
+    default=1.2,
+    show_default=True,
+    metavar="S",
+    help="Time that counts in a trial, in windows of 0.3 s or 5 steps; warm-up comes on top.",
+)
 @click.option("--study", metavar="NAME", help="Name of the study.  [MODEL-BACKEND-xN]")
 @click.option(
     "--studies-dir",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def _measure(
             space=space,
             nccl=nccl_version(found, probe),
             config_fields=frozenset(found.job["nccl_config_fields"]),
-            settings=Settings(),
+            settings=settings_for(found.options.measure_seconds),
             budget=budget,
             reporter=reporter,
             stop=stop,
@@ -125,6 +126,14 @@ def _measure(
     for text in dict.fromkeys([*launcher.warnings, *planner.rejected.values()]):
         say(f"note: {text}")
     return ending
+
+
+def settings_for(measure_seconds: float) -> Settings:
+    """Counted windows that last so long together, one at least."""
+    usual = Settings()
+    windows = max(1, round(measure_seconds / usual.window_seconds))
+    longest = max(usual.max_measure_seconds, 2 * measure_seconds)
+    return replace(usual, windows=windows, max_measure_seconds=longest)
 
 
 def _probe(

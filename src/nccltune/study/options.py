@@ -43,6 +43,7 @@ class SearchOptions:
     studies_dir: Path = Path("studies")
     new: bool = False
     seed: int = 0
+    measure_seconds: float = 1.2
     command: tuple[str, ...] = ()
 
     def complete(self, device: str) -> SearchOptions:

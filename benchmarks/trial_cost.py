@@ -1,0 +1,198 @@
+"""What a trial costs: `nccltune search` beside Optuna with one torchrun a trial, on the same
+configurations of the same job, in one run on one machine.
+
+    .venv/bin/python benchmarks/trial_cost.py [--quick] [--json FILE|-]
+
+The search goes first; what it measured is then tried again, in the same order, by plain/tune.py.
+Both warm up and count for the same time. The ratio is of wall times, everything included: starts,
+imports, the search's own start and its warm host, writing results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+WINDOWS, WINDOW_SECONDS = 2, 0.3  # 0.6 s a trial on both sides
+CPU_JOB = {"model": "squeezenet1_1", "batch_size": 4, "image_size": 32}
+GPU_JOB = {"model": "resnet50", "batch_size": 64, "image_size": 224}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="6 proposals instead of 40")
+    parser.add_argument("--trials", type=int, help="so many proposals")
+    parser.add_argument("--cudnn-benchmark", action="store_true", help="GPUs: autotuned first step")
+    parser.add_argument("--json", metavar="FILE|-", help="figures and raw rows as JSON")
+    parser.add_argument("--skip-plain", action="store_true", help="only the search's own side")
+    args = parser.parse_args()
+    trials = args.trials or (6 if args.quick else 40)
+    ranks = gpus()
+    job = GPU_JOB if ranks else CPU_JOB
+    with tempfile.TemporaryDirectory(prefix="nccltune-cost-") as name:
+        folder = Path(name)
+        search_wall = run_search(folder, trials, bool(ranks), job, args.cudnn_benchmark)
+        study = folder / "studies/cost"
+        searched = [json.loads(line) for line in (study / "measurements.jsonl").open()]
+        plain, plain_wall = None, None
+        if not args.skip_plain:
+            proposals = [proposal(row) for row in searched]
+            plain, plain_wall = run_plain(folder, proposals, ranks or 2, job, args.cudnn_benchmark)
+    found = figures(searched, search_wall, plain, plain_wall)
+    found |= {"ranks": ranks or 2, "device": "cuda" if ranks else "cpu", **about(job)}
+    show(found)
+    if args.json:
+        text = json.dumps(found, indent=1)
+        print(text) if args.json == "-" else Path(args.json).write_text(text + "\n")
+
+
+def gpus() -> int:
+    """GPUs that torch can use, asked in a process that ends."""
+    code = "import torch; print(torch.cuda.device_count())"
+    return int(subprocess.check_output([sys.executable, "-c", code], text=True))
+
+
+def run_search(folder: Path, trials: int, gpu: bool, job: dict[str, Any], autotune: bool) -> float:
+    command = [
+        *(sys.executable, "-m", "nccltune", "search", "--data", "synthetic", "--study", "cost"),
+        *("--model", job["model"], "--batch-size", str(job["batch_size"])),
+        *("--image-size", str(job["image_size"]), "--trials", str(trials)),
+        *("--space", str(HERE / "plain" / ("gpu.yaml" if gpu else "cpu.yaml"))),
+        *("--measure-seconds", str(WINDOWS * WINDOW_SECONDS)),
+        "--cudnn-benchmark" if autotune else "--no-cudnn-benchmark",
+    ]
+    command += [] if gpu else ["--device", "cpu"]
+    began = time.monotonic()
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    return time.monotonic() - began
+
+
+def proposal(row: dict[str, Any]) -> dict[str, Any]:
+    """What a measurement set, as the plain tuner is given it."""
+    effective = row["effective"]
+    return {"env": effective["env"], "ddp": effective["ddp"]}
+
+
+def run_plain(
+    folder: Path, proposals: list[dict[str, Any]], ranks: int, job: dict[str, Any], autotune: bool
+) -> tuple[list[dict[str, Any]], float]:
+    asked, answer = folder / "proposals.json", folder / "plain.json"
+    asked.write_text(json.dumps(proposals))
+    command = [
+        *(sys.executable, str(HERE / "plain/tune.py"), str(asked), str(answer), str(ranks), "--"),
+        *("--model", job["model"], "--batch-size", str(job["batch_size"])),
+        *("--image-size", str(job["image_size"]), "--windows", str(WINDOWS)),
+    ]
+    command += ["--cudnn-benchmark"] if autotune else []
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    began = time.monotonic()
+    subprocess.run(command, check=True, env={**os.environ, "PATH": path})
+    return json.loads(answer.read_text()), time.monotonic() - began
+
+
+def figures(
+    searched: list[dict[str, Any]],
+    search_wall: float,
+    plain: list[dict[str, Any]] | None,
+    plain_wall: float | None,
+) -> dict[str, Any]:
+    rows = []
+    for number, row in enumerate(searched):
+        seconds = row["seconds"]
+        opened = number == 0 or row["launch"] != searched[number - 1]["launch"]
+        timed = seconds.get("warmup", 0.0) + seconds.get("measure", 0.0)
+        host = seconds.get("host", 0.0)
+        rows.append(
+            {
+                "trial": number,
+                "scope": "process" if opened else "group",
+                "state": row["state"],
+                "env": row["effective"]["env"],
+                "ddp": row["effective"]["ddp"],
+                "samples_per_second": row["value"],
+                "overhead_s": round(sum(seconds.values()) - timed - host, 3),
+                "warmup_s": seconds.get("warmup", 0.0),
+                "measure_s": seconds.get("measure", 0.0),
+                "seconds": seconds,
+                "plain": None if plain is None else plain[number],
+            }
+        )
+    in_trials = sum(sum(row["seconds"].values()) for row in rows)
+    return {
+        "trials": len(rows),
+        "ratio": None if plain_wall is None else round(plain_wall / search_wall, 3),
+        "plain_wall_s": None if plain_wall is None else round(plain_wall, 2),
+        "search_wall_s": round(search_wall, 2),
+        "start_and_end_s": round(search_wall - in_trials, 2),
+        "launches": len({row["launch"] for row in searched}),
+        "process_overhead_s": median(rows, "overhead_s", "process"),
+        "group_overhead_s": median(rows, "overhead_s", "group"),
+        "first_step_process_s": median_of(rows, "first_step", "process"),
+        "first_step_group_s": median_of(rows, "first_step", "group"),
+        "warmup_s": round(statistics.median(row["warmup_s"] for row in rows), 3),
+        "measure_s": round(statistics.median(row["measure_s"] for row in rows), 3),
+        "rows": rows,
+    }
+
+
+def median(rows: list[dict[str, Any]], key: str, scope: str) -> float | None:
+    values = [row[key] for row in rows if row["scope"] == scope]
+    return round(statistics.median(values), 3) if values else None
+
+
+def median_of(rows: list[dict[str, Any]], phase: str, scope: str) -> float | None:
+    values = [row["seconds"].get(phase, 0.0) for row in rows if row["scope"] == scope]
+    return round(statistics.median(values), 3) if values else None
+
+
+def about(job: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "job": job,
+        "date": date.today().isoformat(),
+        "cores": os.cpu_count(),
+        "processor": processor(),
+        "python": platform.python_version(),
+    }
+
+
+def processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def show(found: dict[str, Any]) -> None:
+    lines = [
+        ("trials, worker groups opened", f"{found['trials']}, {found['launches']}"),
+        ("Optuna + one torchrun a trial, wall", seconds(found["plain_wall_s"])),
+        ("nccltune search, wall", seconds(found["search_wall_s"])),
+        ("  of it outside trials: start, warm host, results", seconds(found["start_and_end_s"])),
+        ("ratio of the walls", str(found["ratio"])),
+        ("outside warm-up and windows, new worker group", seconds(found["process_overhead_s"])),
+        ("  of it the first two steps", seconds(found["first_step_process_s"])),
+        ("outside warm-up and windows, live worker group", seconds(found["group_overhead_s"])),
+        ("  of it the first two steps", seconds(found["first_step_group_s"])),
+        ("warm-up, counted windows (medians)", f"{found['warmup_s']} s, {found['measure_s']} s"),
+    ]
+    for name, value in lines:
+        print(f"{name:<52} {value}", file=sys.stderr)
+
+
+def seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f} s"
+
+
+if __name__ == "__main__":
+    main()
