@@ -26,6 +26,7 @@ ARROWS: dict[str, set[str]] = {
     "nccl": {"errors"},
     "machine": {"errors"},
     "space": {"errors", "nccl"},
+    "stats": set(),
     "output": {"errors"},
     "launch": {"__init__", "errors", "machine", "nccl", "worker"},
     "study": {"__init__", "errors", "launch", "machine", "nccl", "output", "space", "worker"},

@@ -6,6 +6,7 @@ The faulty one fails in one launch only, FAULT_LAUNCH (its number), on rank 1, a
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -125,6 +126,7 @@ def telling() -> nn.Module:
         "leads_session": os.getsid(0) == os.getpid(),
         "temporary": tempfile.gettempdir(),
         "threads": torch.get_num_threads(),
+        "start_method": multiprocessing.get_start_method(),
     }
     with open(f"{folder}/seen.{rank}.json", "w") as file:
         json.dump(seen, file)
@@ -152,6 +154,20 @@ class Slow(Dataset):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         time.sleep(float(os.environ.get("SLOW_MS", "5")) / 1000)
         return torch.zeros(3, 8, 8), index % 10
+
+
+class Numbered(Dataset):
+    """Samples that say which one they are, so that the order shows in the loss."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((3, 16, 16), index / 1000), index % 10
+
+
+def numbered() -> Numbered:
+    return Numbered()
 
 
 def slow() -> Slow:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -129,3 +131,70 @@ def test_new_keeps_the_old_study(cli: Cli) -> None:
     kept = [p for p in (cli.folder / "studies").iterdir() if p.name != "faults"]
     assert len(kept) == 1 and (kept[0] / "trials.jsonl").exists()
     assert str(Path("studies") / kept[0].name) in again.stderr
+
+
+def test_a_search_survives_the_end_of_its_warm_host(cli: Cli) -> None:
+    tuner = cli.start(*COMMAND, "--trials", "4")
+    _wait_for_measuring(cli, after=1)
+    os.kill(warm_host(cli), signal.SIGKILL)
+    _, err = tuner.communicate(timeout=120)
+    assert tuner.returncode == 0, err
+    trials = cli.trials("faults")
+    assert len(trials) == 4
+    assert {t["state"] for t in trials} <= {"complete", "pruned"}  # measured again, in new ranks
+    records = (cli.study("faults") / "measurements.jsonl").read_text().splitlines()
+    assert any("failed before" in json.loads(line)["seconds"] for line in records)
+    cli.assert_nothing_left()
+
+
+def warm_host(cli: Cli) -> int:
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in cli.processes()}
+    [found] = [
+        pid
+        for pid, line in commands.items()
+        if line.endswith(b"nccltune.worker.host\0") and b"supervisor" not in line
+    ]
+    return found
+
+
+def test_what_a_killed_supervisor_left_is_ended_by_the_next_search(cli: Cli) -> None:
+    tuner = cli.start(*COMMAND, "--trials", "30")
+    _wait_for_measuring(cli, after=1)
+    for pid in cli.processes():  # nobody is left to end the ranks
+        if b"supervisor.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+            break
+    else:
+        raise AssertionError("no supervisor")
+    host = warm_host(cli)
+    os.kill(host, signal.SIGSTOP)  # nor does it notice that the tuner is gone
+    tuner.kill()
+    tuner.communicate(timeout=30)
+    assert cli.processes() != []
+    other = cli.run(*COMMAND[:-1], "another", "--trials", "1")
+    assert other.returncode == 0, other.stderr
+    assert "processes that an earlier, killed run had left" in other.stderr
+    cli.assert_nothing_left()
+
+
+@pytest.mark.parametrize("launcher", ["auto", "warm"])
+def test_where_no_warm_host_comes_up(cli: Cli, launcher: str) -> None:
+    python = cli.folder / "python"
+    python.write_text(
+        f'#!/bin/sh\ncase "$*" in *worker.host*) echo no room >&2; exit 3;; esac\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    run = cli.run(
+        *(*COMMAND, "--trials", "2", "--launcher", launcher, "--python", str(python)),
+    )
+    reason = "the warm host ended: no room"
+    assert run.stderr.count(reason) == 1
+    if launcher == "auto":
+        assert run.returncode == 0, run.stderr
+        assert "every launch is a plain torchrun command" in run.stderr
+        assert len(cli.trials("faults")) == 2
+    else:
+        assert run.returncode == 1
+        assert "--launcher warm: " in run.stderr
+    cli.assert_nothing_left()

@@ -143,8 +143,9 @@ def test_a_rank_finds_the_same_whichever_way_it_was_started(tmp_path: Path) -> N
         *("NCCLTUNE_TOKEN", "NCCLTUNE_LOG_DIR", "NCCLTUNE_TAG", "NCCLTUNE_HOST_FOLDER"),
     }
     assert differing <= expected
-    assert found["warm"]["threads"] == found["torchrun"]["threads"] == 2
-    assert found["warm"]["temporary"] == found["torchrun"]["temporary"]
+    for fact in ("threads", "temporary", "start_method", "leads_session"):
+        assert found["warm"][fact] == found["torchrun"][fact], fact
+    assert found["warm"]["threads"] == 2
 
 
 def command_of(pid: int) -> bytes:

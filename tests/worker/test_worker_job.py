@@ -19,7 +19,7 @@ from torch import nn
 
 import workloads
 from nccltune.worker.feed import SyntheticFeed
-from nccltune.worker.job import Job, build_model, cross_entropy, open_feed
+from nccltune.worker.job import Job, build_model, cross_entropy, open_feed, seeded_model
 from nccltune.worker.spec import Request, Settings, Workload
 
 WORKLOAD = replace(workloads.WORKLOAD, model="mobilenet_v3_small", cudnn_benchmark=False)
@@ -80,15 +80,34 @@ def request(workload: Workload, batch_size: int = 3) -> Request:
 
 
 def test_a_model_by_name_has_a_class_for_each_of_the_data_sets() -> None:
-    few = build_model(WORKLOAD, SimpleNamespace(classes=["a", "b"]))
-    many = build_model(WORKLOAD, SimpleNamespace(classes=[str(n) for n in range(1200)]))
+    few = seeded_model(WORKLOAD, SimpleNamespace(classes=["a", "b"]))
+    many = seeded_model(WORKLOAD, SimpleNamespace(classes=[str(n) for n in range(1200)]))
     assert few.classifier[-1].out_features == 1000
     assert many.classifier[-1].out_features == 1200
 
 
 def test_a_model_by_reference() -> None:
-    model = build_model(replace(WORKLOAD, model="torch.nn:Identity"), None)
+    model = seeded_model(replace(WORKLOAD, model="torch.nn:Identity"), None)
     assert isinstance(model, nn.Identity)
+
+
+def test_a_measurement_begins_with_the_same_weights_and_random_numbers() -> None:
+    def start() -> tuple[torch.Tensor, torch.Tensor]:
+        model = seeded_model(WORKLOAD, None)
+        weight = next(model.parameters())
+        began = weight.detach().clone()
+        with torch.no_grad():
+            weight.add_(1.0)  # as training would
+        return began, torch.rand(5)
+
+    fresh, later = start(), start()
+    assert torch.equal(fresh[0], later[0]) and torch.equal(fresh[1], later[1])
+    torch.manual_seed(WORKLOAD.seed)
+    plain = build_model(WORKLOAD.model, 1000)
+    assert torch.equal(next(plain.parameters()), fresh[0])
+    assert torch.equal(torch.rand(5), fresh[1])  # as if it had just been built
+    other = seeded_model(replace(WORKLOAD, seed=1), None)
+    assert not torch.equal(next(other.parameters()), fresh[0])
 
 
 def test_synthetic_images_have_the_jobs_shape() -> None:

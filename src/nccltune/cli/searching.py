@@ -91,7 +91,8 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
         )
         stack.callback(launcher.close)
         with locked(paths):
-            return carry_out(found, paths, launcher, cache, stop, as_json=as_json)
+            private = {str(worker_path.absolute()): "worker"}
+            return carry_out(found, paths, launcher, cache, stop, private, as_json=as_json)
 
 
 def _start_host(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,11 @@ def carry_out(
     launcher: Launcher,
     cache: Path,
     stop: StopFlag,
+    private: Mapping[str, str],
     *,
     as_json: bool,
 ) -> int:
-    """Returns the exit code. Raises NccltuneError."""
+    """Returns the exit code. `private`: see `Search`. Raises NccltuneError."""
     stored = read_definition(paths) if paths.definition.exists() else None
     if stored is None and has_records(paths):
         raise UsageError(
@@ -61,7 +63,7 @@ def carry_out(
         say(tables.space_text(space))
         stored = _definition(found, space, probe).write(paths).to_dict()
     store = Store(paths)
-    ending = _measure(found, store, launcher, space, stored["probe"], stop)
+    ending = _measure(found, store, launcher, space, stored["probe"], stop, private)
     summary = Summary.of(store, stored)
     write_results(summary)
     _tell_ending(ending, found, paths, len(store.trials))
@@ -92,6 +94,7 @@ def _measure(
     space: ResolvedSpace,
     probe: dict[str, Any] | None,
     stop: StopFlag,
+    private: Mapping[str, str],
 ) -> Ending | None:
     """Run the search; returns how it ended, None when the user stopped it."""
     trials, done = found.options.trials or 40, len(store.trials)
@@ -118,6 +121,7 @@ def _measure(
             reporter=reporter,
             stop=stop,
             site=found.site,
+            private=private,
         )
         try:
             ending: Ending | None = search.run()

@@ -10,7 +10,8 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-PROTOCOL_VERSION = 1
+from nccltune.worker.spec import PROTOCOL_VERSION
+
 _LONGEST_LINE = 16 << 20
 _HELLO_SECONDS = 5.0
 

@@ -91,6 +91,8 @@ class Search:
     reporter: Reporter
     stop: StopFlag
     site: Mapping[str, SiteVariable] = field(default_factory=dict)
+    private: Mapping[str, str] = field(default_factory=dict)
+    """Paths of this machine, and what stands for them in records that others may read."""
     _live_group: LiveGroup | None = None
     _opened: int = 0
 
@@ -202,7 +204,8 @@ class Search:
 
     def _public(self, text: str) -> str:
         """Fit for a record that others may read: no path of this machine, no host name."""
-        return _without(text, self.store.paths.folder.absolute(), os.uname().nodename)
+        paths = {**self.private, str(self.store.paths.folder.absolute()): "."}
+        return _without(text, paths, os.uname().nodename)
 
     def _public_facts(self, nccl: Mapping[str, Any]) -> dict[str, Any]:
         return {**nccl, "warnings": [self._public(text) for text in nccl["warnings"]]}
@@ -269,8 +272,10 @@ class Search:
         )
 
 
-def _without(text: str, folder: Path, host: str) -> str:
-    return re.sub(rf"\b{re.escape(host)}\b", "HOST", text.replace(str(folder), "."))
+def _without(text: str, paths: Mapping[str, str], host: str) -> str:
+    for path, name in paths.items():
+        text = text.replace(path, name)
+    return re.sub(rf"\b{re.escape(host)}\b", "HOST", text)
 
 
 def _baseline_failed(failure: Failure) -> str:

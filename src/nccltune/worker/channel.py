@@ -42,5 +42,7 @@ class Channel:
             raise ConnectionError("the tuner closed the connection")
         message: dict[str, Any] = json.loads(line)
         if message.get("v") != PROTOCOL_VERSION:
-            raise ConnectionError(f"the tuner speaks protocol {message.get('v')!r}, not 1")
+            raise ConnectionError(
+                f"the tuner speaks protocol {message.get('v')!r}, not {PROTOCOL_VERSION}"
+            )
         return message

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -73,9 +75,8 @@ class Job:
         self._steps, self._told = 0, time.monotonic()
         self.device = own_device(workload.device, ranks)
         _set_precision(workload)
-        torch.manual_seed(workload.seed)  # the same weights on every rank and in every trial
         dataset = None if workload.data == "synthetic" else open_dataset(workload)
-        model = build_model(workload, dataset).to(self.device)
+        model = seeded_model(workload, dataset).to(self.device)
         if workload.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.loss_function = getattr(model, "loss", cross_entropy)
@@ -163,17 +164,33 @@ def _set_precision(workload: Workload) -> None:
     torch.backends.cudnn.benchmark = workload.cudnn_benchmark
 
 
-def build_model(workload: Workload, dataset: Any) -> torch.nn.Module:
-    """The model by torchvision's name (with a class for each of the data set's, at least 1000), or
-    what the user's factory returns.
+def seeded_model(workload: Workload, dataset: Any) -> torch.nn.Module:
+    """The model with the same weights on every rank and in every measurement, and the random state
+    that making it leaves behind.
     """
+    torch.manual_seed(workload.seed)
     if ":" in workload.model:
-        model: torch.nn.Module = load_object(workload.model)()
+        return build_model(workload.model, 0)
+    classes = max(1000, len(getattr(dataset, "classes", ())))
+    model, state = _built(workload.model, classes, workload.seed)
+    torch.set_rng_state(state)
+    return copy.deepcopy(model)
+
+
+@functools.lru_cache(maxsize=1)  # drawing a ResNet-50's weights takes longer than a window
+def _built(name: str, classes: int, seed: int) -> tuple[torch.nn.Module, torch.Tensor]:
+    torch.manual_seed(seed)
+    return build_model(name, classes), torch.get_rng_state()
+
+
+def build_model(name: str, classes: int) -> torch.nn.Module:
+    """torchvision's model of that name, or what the user's factory returns."""
+    if ":" in name:
+        model: torch.nn.Module = load_object(name)()
         return model
     from torchvision import models
 
-    classes = max(1000, len(getattr(dataset, "classes", ())))
-    built: torch.nn.Module = models.get_model(workload.model, weights=None, num_classes=classes)
+    built: torch.nn.Module = models.get_model(name, weights=None, num_classes=classes)
     return built
 
 

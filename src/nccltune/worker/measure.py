@@ -46,7 +46,7 @@ def measure(request: Request, ranks: Ranks, status: Status, announce: Announce) 
     for _ in range(2):  # DDP rebuilds its buckets after the first
         job.step("first_step")
     job.synchronize()
-    ranks.gather([])
+    first_loss = ranks.gather([math.nan if job.loss is None else float(job.loss)])[0][0]
     clock.start("check")
     status.at("check")
     checked = check_collectives(job, communicator.group, ranks)
@@ -62,7 +62,11 @@ def measure(request: Request, ranks: Ranks, status: Status, announce: Announce) 
     device = job.device
     _tear_down(job, communicator)
     held = ranks.gather([float(_held_memory(device))])
-    return {**result, "held_memory_bytes": [int(row[0]) for row in held]}
+    return {
+        **result,
+        "first_loss": first_loss if math.isfinite(first_loss) else None,
+        "held_memory_bytes": [int(row[0]) for row in held],
+    }
 
 
 def _tear_down(job: Job, communicator: Communicator) -> None:

@@ -7,6 +7,7 @@ tear-down: the group is broken then, and the tuner ends it.
 from __future__ import annotations
 
 import faulthandler
+import multiprocessing
 import os
 import signal
 import sys
@@ -42,6 +43,8 @@ def run_in_host(environment: Mapping[str, str]) -> None:
     else:
         os.environ.pop("TMPDIR", None)
     tempfile.tempdir = None
+    # Loader workers start as they do in a fresh process, not as we did.
+    multiprocessing.set_start_method(None, force=True)
     import torch.distributed as dist
 
     # TORCH_DISTRIBUTED_DEBUG, which is else read once, when torch is imported

@@ -1,0 +1,111 @@
+"""Many launches in a row leave nothing behind, and cost no more memory than a few."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nccltune.launch.protocol import Limits
+from nccltune.worker.spec import Settings
+from running import Cli
+from workloads import WORKLOAD, launcher, left, quiet, request
+
+pytestmark = pytest.mark.ranks
+
+SHORT = Settings(windows=1, window_seconds=0.02, warmup_window_seconds=0.02, window_steps=2)
+MIB = 1 << 20
+
+
+def traces(host: psutil.Process, folder: Path) -> dict[str, object]:
+    """What launches could leave: processes, open files, shared memory, temporary files."""
+    return {
+        "processes": len(left()),
+        "host's descriptors": len(os.listdir(f"/proc/{host.pid}/fd")),
+        "host's threads": host.num_threads(),
+        "fork server's descriptors": [
+            len(os.listdir(f"/proc/{child.pid}/fd")) for child in host.children()
+        ],
+        "our descriptors": len(os.listdir("/proc/self/fd")),
+        "shared memory": sorted(os.listdir("/dev/shm")),
+        "host's files": sorted(path.name for path in folder.iterdir()),
+        "temporary files": sorted(os.listdir(tempfile.gettempdir())),
+    }
+
+
+@pytest.mark.parametrize("launches", [8, pytest.param(100, marks=pytest.mark.slow)])
+def test_launches_in_a_row_leave_nothing(tmp_path: Path, launches: int) -> None:
+    starter = launcher("warm", tmp_path)
+    loading = replace(WORKLOAD, data="smalljobs:numbered")
+    seen = []
+    for number in range(launches + 2):
+        group = starter.open({"NCCL_NTHREADS": str(number)}, tmp_path / f"launch-{number}")
+        outcome = group.request(request(loading, SHORT, loader={"num_workers": 1}), Limits(), quiet)
+        assert outcome.failure is None
+        group.close()
+        [host] = starter.hosts
+        [process] = psutil.Process().children()[-1].children()
+        seen.append(traces(process, host.folder))
+    assert seen[-1] == seen[1]  # the first launch opens what stays
+    starter.close()
+    assert left() == []
+    assert not host.folder.exists()
+
+
+SIZES = ", ".join(map(str, range(1, 100)))
+SPACE = f"""
+version: 1
+parameters:
+  bucket_cap_mb: {{target: ddp, choices: [null, {SIZES}], default: null}}
+  GLOO_INERT: {{target: env, choices: [null, 1, 2, 3], default: null}}
+"""
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_over_200_trials(cli: Cli) -> None:
+    (cli.folder / "space.yaml").write_text(SPACE)
+    tuner = cli.start(
+        *("search", "--model", "smalljobs:tiny", "--device", "cpu", "--batch-size", "4"),
+        *("--image-size", "16", "--data", "synthetic", "--space", "space.yaml", "--study", "many"),
+        *("--trials", "200", "--measure-seconds", "0.3"),
+    )
+    records = cli.study("many") / "trials.jsonl"
+    samples: list[tuple[int, int, int]] = []
+    while tuner.poll() is None:
+        done = records.read_text().count("\n") if records.exists() else 0
+        if done and (not samples or done > samples[-1][0]):
+            samples.append((done, *resident(cli, tuner.pid)))
+        try:
+            tuner.communicate(timeout=0.2)
+        except Exception:
+            pass
+    assert tuner.returncode == 0
+    assert len(cli.trials("many")) == 200
+    early = [s for s in samples if 15 <= s[0] <= 25]
+    late = [s for s in samples if s[0] >= 185]
+    print(f"tuner and host in MiB, early {early[0]}, late {late[-1]}, of {samples[-1]}")
+    for column, limit in ((1, 200 * 1000**2), (2, 1500 * 1000**2)):
+        assert max(s[column] for s in samples) < limit
+        assert min(s[column] for s in late) < 1.1 * max(s[column] for s in early) + 5 * MIB
+    cli.assert_nothing_left()
+
+
+def resident(cli: Cli, tuner: int) -> tuple[int, int]:
+    """Bytes: of the tuner, and of the warm host with its fork server, shared pages counted once."""
+    host = 0
+    for pid in cli.processes():
+        try:
+            process = psutil.Process(pid)
+            command = " ".join(process.cmdline())
+            ranks = process.parent() is not None and "forkserver" in " ".join(
+                process.parent().cmdline()
+            )
+            if pid != tuner and not ranks and ("worker.host" in command or "fork" in command):
+                host += process.memory_full_info().pss if "supervisor" not in command else 0
+        except (psutil.Error, AttributeError):
+            continue
+    return psutil.Process(tuner).memory_info().rss, host
