@@ -162,8 +162,8 @@ def default_configurations(gpu: bool, job: argparse.Namespace) -> dict[str, Requ
         data=job.data,
         folder=None,
         image_size=job.image_size,
-        precision="tf32" if gpu else "fp32",
-        channels_last=False,
+        precision=job.precision or ("tf32" if gpu else "fp32"),
+        channels_last=job.channels_last,
         cudnn_benchmark=True,
         device="cuda" if gpu else "cpu",
         backend="nccl" if gpu else "gloo",
@@ -191,6 +191,8 @@ def main() -> None:
     parser.add_argument("--data", default="synthetic")
     parser.add_argument("--image-size", type=int)
     parser.add_argument("--batch-size", type=int)
+    parser.add_argument("--precision")
+    parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--json", metavar="FILE|-")
     args = parser.parse_args()
     gpus = visible_gpus(os.environ)
@@ -229,7 +231,7 @@ def main() -> None:
             "same_start": same_start(rows),
             "date": date.today().isoformat(),
             "ranks": len(gpus) or 2,
-            "model": args.model,
+            "job": vars(args),
             "rows": rows,
         }
         text = json.dumps(document, indent=1)

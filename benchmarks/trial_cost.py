@@ -35,7 +35,13 @@ def main() -> None:
     parser.add_argument("--trials", type=int, help="so many proposals")
     parser.add_argument("--cudnn-benchmark", action="store_true", help="GPUs: autotuned first step")
     parser.add_argument("--json", metavar="FILE|-", help="figures and raw rows as JSON")
-    parser.add_argument("--skip-plain", action="store_true", help="only the search's own side")
+    parser.add_argument(
+        "--plain-trials",
+        type=int,
+        metavar="N",
+        help="try only N of the configurations by torchrun, evenly spaced, and scale that wall; "
+        "for machines that are lent for minutes",
+    )
     args = parser.parse_args()
     trials = args.trials or (6 if args.quick else 40)
     ranks = gpus()
@@ -45,16 +51,21 @@ def main() -> None:
         search_wall = run_search(folder, trials, bool(ranks), job, args.cudnn_benchmark)
         study = folder / "studies/cost"
         searched = [json.loads(line) for line in (study / "measurements.jsonl").open()]
-        plain, plain_wall = None, None
-        if not args.skip_plain:
-            proposals = [proposal(row) for row in searched]
-            plain, plain_wall = run_plain(folder, proposals, ranks or 2, job, args.cudnn_benchmark)
+        tried = spaced(len(searched), args.plain_trials or len(searched))
+        proposals = [proposal(searched[number]) for number in tried]
+        rows, plain_wall = run_plain(folder, proposals, ranks or 2, job, args.cudnn_benchmark)
+    plain = dict(zip(tried, rows, strict=True))
     found = figures(searched, search_wall, plain, plain_wall)
     found |= {"ranks": ranks or 2, "device": "cuda" if ranks else "cpu", **about(job)}
     show(found)
     if args.json:
         text = json.dumps(found, indent=1)
         print(text) if args.json == "-" else Path(args.json).write_text(text + "\n")
+
+
+def spaced(count: int, wanted: int) -> list[int]:
+    """`wanted` numbers below `count`, evenly spaced."""
+    return sorted({number * count // wanted for number in range(wanted)})
 
 
 def gpus() -> int:
@@ -104,8 +115,8 @@ def run_plain(
 def figures(
     searched: list[dict[str, Any]],
     search_wall: float,
-    plain: list[dict[str, Any]] | None,
-    plain_wall: float | None,
+    plain: dict[int, dict[str, Any]],
+    plain_wall: float,
 ) -> dict[str, Any]:
     rows = []
     for number, row in enumerate(searched):
@@ -125,14 +136,15 @@ def figures(
                 "warmup_s": seconds.get("warmup", 0.0),
                 "measure_s": seconds.get("measure", 0.0),
                 "seconds": seconds,
-                "plain": None if plain is None else plain[number],
+                "plain": plain.get(number),
             }
         )
     in_trials = sum(sum(row["seconds"].values()) for row in rows)
     return {
         "trials": len(rows),
-        "ratio": None if plain_wall is None else round(plain_wall / search_wall, 3),
-        "plain_wall_s": None if plain_wall is None else round(plain_wall, 2),
+        "ratio": round(plain_wall * len(rows) / len(plain) / search_wall, 3),
+        "plain_trials": len(plain),
+        "plain_wall_s": round(plain_wall, 2),
         "search_wall_s": round(search_wall, 2),
         "start_and_end_s": round(search_wall - in_trials, 2),
         "launches": len({row["launch"] for row in searched}),
@@ -176,10 +188,11 @@ def processor() -> str:
 def show(found: dict[str, Any]) -> None:
     lines = [
         ("trials, worker groups opened", f"{found['trials']}, {found['launches']}"),
+        ("of them tried by torchrun too", str(found["plain_trials"])),
         ("Optuna + one torchrun a trial, wall", seconds(found["plain_wall_s"])),
         ("nccltune search, wall", seconds(found["search_wall_s"])),
         ("  of it outside trials: start, warm host, results", seconds(found["start_and_end_s"])),
-        ("ratio of the walls", str(found["ratio"])),
+        ("ratio of the walls, for all trials", str(found["ratio"])),
         ("outside warm-up and windows, new worker group", seconds(found["process_overhead_s"])),
         ("  of it the first two steps", seconds(found["first_step_process_s"])),
         ("outside warm-up and windows, live worker group", seconds(found["group_overhead_s"])),
