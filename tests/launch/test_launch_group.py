@@ -114,12 +114,13 @@ def test_the_end_of_the_host_is_told_from_that_of_ranks(tmp_path: Path) -> None:
 
 def test_a_host_that_comes_up_slowly_is_a_phase_of_its_own(tmp_path: Path) -> None:
     stub = Stub(ready=False)
-    outcome = group_of(tmp_path, stub).request({}, Limits(start=0.05), quiet)
+    outcome = group_of(tmp_path, stub).request({}, Limits(host=0.05, start=0.05), quiet)
     assert outcome.failure is not None
     assert outcome.failure.message == "no news for 0 s in phase host"
     assert set(outcome.seconds) == {"host"}
+    assert outcome.host_lost  # no fault of what was to be measured
     stub.ready = True
-    outcome = group_of(tmp_path, stub).request({}, Limits(start=0.05), quiet)
+    outcome = group_of(tmp_path, stub).request({}, Limits(host=0.05, start=0.05), quiet)
     assert set(outcome.seconds) == {"start"}
 
 

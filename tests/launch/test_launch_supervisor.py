@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -222,3 +223,25 @@ def test_descendants_are_all_below() -> None:
         for pid in [root.pid, *found]:
             os.kill(pid, signal.SIGKILL)
     assert supervisor.descendants(root.pid) == []
+
+
+def test_what_hangs_below_a_process_that_is_half_dead_is_found(tmp_path: Path) -> None:
+    """A process whose first thread has ended is a zombie that keeps its children."""
+    number = {"x86_64": 60, "aarch64": 93}[platform.machine()]
+    code = (
+        "import ctypes, os, subprocess, sys, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        "print(child.pid, flush=True)\n"
+        f"ctypes.CDLL(None).syscall({number}, 0)\n"  # exit, of this thread alone
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        try:
+            wait_for(lambda: not is_running(process.pid), "its first thread to end")
+            assert child in supervisor.descendants(os.getpid())
+            assert process.pid not in supervisor.descendants(os.getpid())
+        finally:
+            os.kill(child, signal.SIGKILL)
+            process.kill()

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -81,11 +82,14 @@ def test_sigint_saves_everything_and_the_same_command_resumes(cli: Cli) -> None:
 
 
 def test_sigkill_loses_no_finished_trial(cli: Cli) -> None:
+    shared = set(os.listdir("/dev/shm"))
     tuner = cli.start(*COMMAND, "--trials", "3")
     _wait_for_measuring(cli, after=1)
     tuner.kill()
     tuner.communicate(timeout=30)
     cli.assert_nothing_left()
+    semaphores = {name for name in os.listdir("/dev/shm") if name.startswith("sem.mp-")}
+    assert semaphores <= shared
     records = cli.study("faults") / "trials.jsonl"
     before = records.read_text()
     with records.open("a") as file:  # and a line that was cut while being written
@@ -157,9 +161,16 @@ def warm_host(cli: Cli) -> int:
     return found
 
 
+def folders() -> list[str]:
+    return [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("nccltune-")]
+
+
 def test_what_a_killed_supervisor_left_is_ended_by_the_next_search(cli: Cli) -> None:
+    before = folders()
     tuner = cli.start(*COMMAND, "--trials", "30")
     _wait_for_measuring(cli, after=1)
+    assert len([f for f in folders() if f not in before]) == 2  # the worker's and the host's
+    tuner.send_signal(signal.SIGSTOP)  # it must not see what happens now
     for pid in cli.processes():  # nobody is left to end the ranks
         if b"supervisor.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
@@ -174,6 +185,7 @@ def test_what_a_killed_supervisor_left_is_ended_by_the_next_search(cli: Cli) -> 
     other = cli.run(*COMMAND[:-1], "another", "--trials", "1")
     assert other.returncode == 0, other.stderr
     assert "processes that an earlier, killed run had left" in other.stderr
+    assert [f for f in folders() if f not in before] == []
     cli.assert_nothing_left()
 
 

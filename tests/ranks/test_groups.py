@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 
 from nccltune.errors import StudyError
+from nccltune.launch.ask import JobPython
+from nccltune.launch.host import WarmHost
 from nccltune.launch.protocol import Limits
+from nccltune.launch.stopping import StopFlag
 from nccltune.nccl.site import SiteVariable
 from nccltune.worker.spec import Settings
 from workloads import LAUNCHERS, WORKLOAD, launcher, left, quiet, request
@@ -152,25 +155,82 @@ def command_of(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-def test_a_host_that_is_killed_takes_its_ranks_along_and_is_replaced(tmp_path: Path) -> None:
+def process_with(*words: bytes) -> int:
+    [found] = [
+        pid
+        for pid in left()
+        if all(word in command_of(pid) for word in words)
+        and b"supervisor" not in command_of(pid)
+        and not is_rank(pid)
+    ]
+    return found
+
+
+def is_rank(pid: int) -> bool:
+    """Ranks are copies of the fork server, its children."""
+    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return parent in left() and b"forkserver" in command_of(parent)
+
+
+@pytest.mark.parametrize("killed", ["worker.host", "forkserver"])
+def test_a_host_that_is_killed_takes_its_ranks_along_and_is_replaced(
+    tmp_path: Path, killed: str
+) -> None:
     starter = launcher("warm", tmp_path)
     group = starter.open({}, tmp_path / "launch-0")
     assert group.request(request(settings=SHORT), Limits(), quiet).failure is None
-    commands = {pid: command_of(pid) for pid in left()}
-    [host] = [
-        pid
-        for pid, line in commands.items()
-        if line.endswith(b"nccltune.worker.host\0") and b"supervisor" not in line
-    ]
-    os.kill(host, signal.SIGKILL)
+    os.kill(process_with(killed.encode()), signal.SIGKILL)
     outcome = group.request(request(settings=SHORT), Limits(), quiet)
-    assert outcome.failure is not None and outcome.host_lost
+    assert outcome.failure is not None and outcome.host_lost  # no fault of the configuration
     assert outcome.failure.kind == "crashed"
     assert left() == []
     again = starter.open({}, tmp_path / "launch-1")
     assert again.request(request(settings=SHORT), Limits(), quiet).failure is None
     again.close()
     starter.close()
+
+
+def test_variables_with_which_no_process_starts_fail_alone(tmp_path: Path) -> None:
+    starter = launcher("warm", tmp_path)
+    for number in range(3):
+        group = starter.open({"PYTHONHASHSEED": "no number"}, tmp_path / f"launch-{number}")
+        outcome = group.request(request(settings=SHORT), Limits(), quiet)
+        assert outcome.failure is not None and outcome.host_lost
+        assert any("PYTHONHASHSEED" in line for line in outcome.failure.tail)
+    group = starter.open({}, tmp_path / "launch-9")
+    assert group.request(request(settings=SHORT), Limits(), quiet).failure is None
+    group.close()
+    starter.close()
+
+
+def test_a_host_that_never_comes_up_ends_the_study_with_its_reason(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no room left\nexit 3\n")
+    python.chmod(0o755)
+    starter = launcher("warm", tmp_path)
+    starter.settings = replace(starter.settings, python=str(python))
+    for number in range(2):
+        group = starter.open({}, tmp_path / f"launch-{number}")
+        assert group.request(request(), Limits(), quiet).host_lost
+    with pytest.raises(StudyError, match="does not start any more: no room left"):
+        starter.open({}, tmp_path / "launch-2")
+    starter.close()
+
+
+def test_what_a_question_leaves_is_ended_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "leaving.py").write_text(
+        "import subprocess\n"
+        "subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "def factory(): ...\n"
+    )
+    starter = launcher("warm", tmp_path, PYTHONPATH=str(tmp_path))
+    settings = starter.settings
+    host = WarmHost(settings.python, settings.worker_path, settings.base, {}, {})
+    job = JobPython(settings.python, settings.worker_path, settings.base, host)
+    question = {"model": "leaving:factory", "data": "synthetic", "folder": None, "make": False}
+    assert job.ask({**question, "cache": str(tmp_path)}, StopFlag())["gloo"] is True
+    assert not [pid for pid in left() if b"sleep" in command_of(pid)]
+    host.end()
 
 
 @either

@@ -135,6 +135,7 @@ def measurement(number: int, value: float | None = 100.0, **changes: Any) -> Mea
         "tail": ["Traceback", "torch.OutOfMemoryError: CUDA out of memory"],
     }
     whole = Measurement(
+        launcher="formula",
         id=f"m{number:04d}",
         launch=number,
         purpose="search",
@@ -224,6 +225,7 @@ class FormulaGroup:
 class FormulaLauncher:
     """Worker groups whose speed is a formula: no processes, the same contract."""
 
+    name = "formula"
     speed: Speed
     seconds: Mapping[str, float] = field(default_factory=lambda: {"start": 1.0, "measure": 2.0})
     asked: list[Asked] = field(default_factory=list)

@@ -144,7 +144,7 @@ def _positive(_context: click.Context, parameter: click.Parameter, value: int | 
 def search(**given: Any) -> int:
     """Search for the settings that give the most samples per second.
 
-    Each trial is a short real torchrun DDP run. Interrupted at any point, the same command goes on
+    Each trial is a short real DDP run. Interrupted at any point, the same command goes on
     where it stopped.
     """
     from nccltune.cli.searching import run_search

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from nccltune.cli.speaking import say
 from nccltune.errors import StudyError
 from nccltune.launch.ask import JobPython
 from nccltune.launch.host import HostFailed, WarmHost
-from nccltune.launch.leftovers import end_leftovers
+from nccltune.launch.leftovers import end_leftovers, own_folder
 from nccltune.launch.plan import LaunchSettings
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.torchrun import TorchrunLauncher
@@ -136,8 +136,11 @@ def launch_settings(found: Survey, worker_path: Path, environ: Mapping[str, str]
 
 @contextlib.contextmanager
 def _worker_files() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="nccltune-worker-") as name:
-        yield place_worker(Path(name))
+    folder = own_folder()
+    try:
+        yield place_worker(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _set_aside(paths: StudyPaths) -> None:
@@ -202,7 +205,10 @@ def _dry_run(found: Survey, paths: StudyPaths, cache: Path, *, as_json: bool) ->
     if not space.probed:
         print("\nnot probed: no launch on an equal machine has asked NCCL yet, so variables whose")
         print("use depends on transport or network are still listed")
-    print("\neach launch, with what a trial sets added:")
+    print(
+        "\neach launch as a torchrun command, with what a trial sets added (ranks that start warm"
+    )
+    print("are forked with the same variables):")
     for line in plan.lines():
         print(f"  {line}")
     print(f"\nstudy {paths.folder}: {len(done)} of {trials} trials done; {forecast}")

@@ -121,6 +121,7 @@ def _measure(
             reporter=reporter,
             stop=stop,
             site=found.site,
+            memory_is_ours=not found.options.allow_busy,
             private=private,
         )
         try:

@@ -162,7 +162,7 @@ class RankGroup:
             self._ask_where()
             failure = diagnosis.silent(folder, watch.phase, watch.limit)
             self._end()
-            return watch.outcome(None, failure)
+            return watch.outcome(None, failure, host_lost=watch.phase == "host")
         lost, killed = self._await_report()
         codes, code = self._processes.exit_codes(), self._processes.exit_code()
         host_lost = self._processes.host_lost

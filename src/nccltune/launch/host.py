@@ -4,9 +4,9 @@ worker groups from it, one at a time (`nccltune.worker.host` is its own side).
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 from nccltune.errors import StudyError
 from nccltune.launch.connection import Connection, ProtocolError
 from nccltune.launch.environment import launch_environment
-from nccltune.launch.leftovers import TAG, end_tagged, new_tag
+from nccltune.launch.leftovers import TAG, end_tagged, new_tag, own_folder
 from nccltune.launch.plan import python_variables
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.supervised import Supervised
@@ -44,7 +44,8 @@ class WarmHost:
         self.early = dict(early)
         self.busy = False
         self.began = time.monotonic()
-        self._folder = Path(tempfile.mkdtemp(prefix="nccltune-host-"))
+        self._folder = own_folder(short=True)
+        self._words: str | None = None
         self._log = self._folder / "host.log"
         self._tag = new_tag()
         token = secrets.token_hex(16)
@@ -68,6 +69,11 @@ class WarmHost:
     def folder(self) -> Path:
         """For files that are gone with the host."""
         return self._folder
+
+    @property
+    def came_up(self) -> bool:
+        """Whether it has ever been ready."""
+        return self._connection.connected
 
     @property
     def alive(self) -> bool:
@@ -102,6 +108,9 @@ class WarmHost:
         return self._connection.receive(seconds)
 
     def last_words(self) -> str:
+        """What it printed last, on one line; known after its end too."""
+        if self._words is not None:
+            return self._words
         try:
             lines = self._log.read_text(errors="replace").strip().splitlines()
         except OSError:
@@ -110,6 +119,7 @@ class WarmHost:
 
     def end(self) -> None:
         """End the host with every descendant. Can be called again."""
+        self._words = self.last_words()
         self._connection.close()
         self._process.end()
         end_tagged(self._tag)
@@ -121,6 +131,7 @@ class WarmProcesses:
 
     def __init__(self, host: WarmHost, order: Mapping[str, Any]) -> None:
         self._host, self._order = host, order
+        self._log = Path(order["log_dir"]) / "launcher.log"
         self._sent = False
         self._ended: dict[str, Any] | None = None
         self._lost = False
@@ -165,6 +176,8 @@ class WarmProcesses:
         """Let the host end the group. Where it cannot, everything is ended with the host."""
         if not self._end_group():
             self._host.end()
+            with contextlib.suppress(OSError), self._log.open("a") as log:
+                log.write(f"the warm host was ended; it said last: {self._host.last_words()}\n")
         self._host.busy = False
 
     def _end_group(self) -> bool:

@@ -6,7 +6,9 @@ import contextlib
 import functools
 import itertools
 import os
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +17,8 @@ from nccltune.errors import StudyError
 
 TAG = "NCCLTUNE_TAG"
 _SECONDS = 10.0
+_PREFIX, _OWNER_FILE = "nccltune-", "owner"
+_SHORT, _LONGEST = "/tmp", 50
 _launches = itertools.count()
 
 
@@ -87,11 +91,27 @@ def end_tagged(tag: str) -> int:
 
 def end_leftovers() -> int:
     """End what tuners have left that live no more, whatever their study was: it holds GPUs and
-    disturbs every measurement. Returns how many processes were met.
+    disturbs every measurement. Their temporary folders go too. Returns how many processes were met.
 
     Raises: StudyError naming those that cannot be ended.
     """
-    return _end(is_orphaned)
+    met = _end(is_orphaned)
+    for folder in {tempfile.gettempdir(), _SHORT}:
+        for owner in Path(folder).glob(f"{_PREFIX}*/{_OWNER_FILE}"):
+            with contextlib.suppress(OSError):
+                if owner.stat().st_uid == os.getuid() and is_orphaned(owner.read_text()):
+                    shutil.rmtree(owner.parent, ignore_errors=True)
+    return met
+
+
+def own_folder(*, short: bool = False) -> Path:
+    """A new temporary folder that says whose it is. `short`: sockets will be made in it, whose
+    paths have 107 characters at most.
+    """
+    long = len(tempfile.gettempdir()) > _LONGEST
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_SHORT if short and long else None))
+    (folder / _OWNER_FILE).write_text(new_tag())
+    return folder
 
 
 def _end(wanted: Callable[[str], bool]) -> int:

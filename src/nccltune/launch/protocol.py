@@ -31,6 +31,7 @@ class Failure:
 class Limits:
     """Seconds that may pass without news from the ranks, by phase."""
 
+    host: float = 300.0
     start: float = 300.0
     build: float = 900.0
     first_step: float = 240.0
@@ -39,7 +40,7 @@ class Limits:
 
     def of(self, phase: str) -> float:
         phases = {
-            "host": self.start,
+            "host": self.host,
             "start": self.start,
             "build": self.build,
             "first_step": self.first_step,
@@ -79,6 +80,8 @@ class Group(Protocol):
 
 class Launcher(Protocol):
     """Starts worker groups."""
+
+    name: str
 
     def open(self, process_env: Mapping[str, str], log_dir: Path, *, probe: bool = False) -> Group:
         """A new worker group with `process_env` added to the environment of its ranks.

@@ -30,6 +30,8 @@ _OWN_LOGS = "torchrun"
 class TorchrunLauncher:
     """Starts ranks with torchrun."""
 
+    name = "torchrun"
+
     settings: LaunchSettings
     stop: StopFlag
     warnings: list[str] = field(default_factory=list)

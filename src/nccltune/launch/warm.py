@@ -39,6 +39,8 @@ def early_variables(
 class WarmLauncher:
     """Keeps warm hosts; each has one worker group at a time."""
 
+    name = "warm"
+
     settings: LaunchSettings
     stop: StopFlag
     hosts: list[WarmHost] = field(default_factory=list)
@@ -76,15 +78,16 @@ class WarmLauncher:
 
         Raises: StudyError when hosts do not come up any more.
         """
+        plain = early_variables({}, self.settings.base, self.settings.nproc_per_node)
         for host in [host for host in self.hosts if not host.busy]:
             if host.alive and host.early == early:
                 return host
-            self._fruitless = 0 if host.ready else self._fruitless + 1
-            told = host.last_words()
             host.end()
             self.hosts.remove(host)
+            if host.early == plain:  # with others it may be the variables that do not work
+                self._fruitless = 0 if host.came_up else self._fruitless + 1
             if self._fruitless > 1:
-                raise StudyError(f"the warm host does not start any more: {told}")
+                raise StudyError(f"the warm host does not start any more: {host.last_words()}")
         settings = self.settings
         host = WarmHost(settings.python, settings.worker_path, settings.base, settings.site, early)
         self.hosts.append(host)

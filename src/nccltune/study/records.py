@@ -22,6 +22,7 @@ class Measurement:
 
     id: str
     launch: int
+    launcher: str
     purpose: Purpose
     trial: int | None
     stage: Stage
@@ -41,7 +42,7 @@ class Measurement:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
-        return cls(**{**data, "utilization": tuple(data["utilization"])})
+        return cls(**{"launcher": "torchrun", **data, "utilization": tuple(data["utilization"])})
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,8 @@ class Search:
     reporter: Reporter
     stop: StopFlag
     site: Mapping[str, SiteVariable] = field(default_factory=dict)
+    memory_is_ours: bool = True
+    """False where others use the GPUs too: memory in use says nothing of our ranks then."""
     private: Mapping[str, str] = field(default_factory=dict)
     """Paths of this machine, and what stands for them in records that others may read."""
     _live_group: LiveGroup | None = None
@@ -159,7 +161,8 @@ class Search:
         message = self._request(following, given)
         outcome = live.group.request(message, limits, self.reporter.progress)
         live.measured += 1
-        if outcome.result is not None and not live.gave_memory_back(outcome.result):
+        given_back = outcome.result is None or live.gave_memory_back(outcome.result)
+        if self.memory_is_ours and not given_back:
             closing += self._close_timed()
         seconds = {**outcome.seconds, "close": round(closing, 3)}
         spent = time.monotonic() - began
@@ -256,6 +259,7 @@ class Search:
         return Measurement(
             id=self.store.next_id(),
             launch=launch,
+            launcher=self.launcher.name,
             purpose="search",
             trial=len(self.store.trials),
             stage=following.stage,

@@ -23,7 +23,7 @@ from nccltune.worker.channel import TOKEN, Channel
 from nccltune.worker.supervisor import adopt_orphans, descendants, end_descendants
 
 _SWEEP_SECONDS = 10.0
-_MONITOR_SECONDS = 0.02
+_MONITOR_SECONDS = 0.1  # as torchrun is given: what looks on must not cost more here than there
 
 
 def main() -> None:
@@ -90,8 +90,6 @@ class Host:
     def _open(self, message: dict[str, Any]) -> None:
         if self._group is not None:
             self._group.thread.join()
-        if not self._keep <= set(descendants(os.getpid())):
-            sys.exit("the fork server is gone")  # the tuner starts another host
         self._group = Group(self, message, self._keep, self._folder)
 
     def _ask(self, message: dict[str, Any]) -> None:
@@ -100,13 +98,15 @@ class Host:
         process = context.Process(target=_answer, args=(message,))
         process.start()
         process.join()
+        end_descendants(self._keep, _SWEEP_SECONDS)
         self.send("asked", code=process.exitcode)
 
 
 def _answer(message: dict[str, Any]) -> None:
     from nccltune.worker.ask import answer_into
-    from nccltune.worker.rank import redirect_output
+    from nccltune.worker.rank import leave_host, redirect_output
 
+    leave_host()
     redirect_output(Path(message["log"]))
     answer_into(Path(message["question"]), Path(message["answer"]))
 
@@ -128,14 +128,17 @@ class Group:
     def _run(self) -> None:
         watcher = threading.Thread(target=self._note_processes, daemon=True)
         watcher.start()
-        with (self._logs / "launcher.log").open("w") as log:
-            try:
-                self._launch()
-            except BaseException:
+        try:
+            self._launch()
+        except BaseException:
+            with contextlib.suppress(OSError), (self._logs / "launcher.log").open("w") as log:
                 traceback.print_exc(file=log)  # the agent's own table of who failed
         self._ending.set()
         watcher.join()
         left = end_descendants(self._keep, _SWEEP_SECONDS)
+        if not self._keep <= set(descendants(os.getpid())):
+            print("the fork server is gone", flush=True)
+            os._exit(1)  # the tuner sees that it was no fault of the ranks, and starts another host
         with contextlib.suppress(OSError):  # the tuner may be gone
             self._host.send("ended", codes=self._exit_codes(), left=left)
 

@@ -38,18 +38,18 @@ def run_in_host(environment: Mapping[str, str]) -> None:
     """
     os.setsid()
     os.environ.update(environment)
-    if "NCCLTUNE_TMPDIR" in os.environ:  # the host has a temporary folder of its own
+    leave_host()
+    run()
+
+
+def leave_host() -> None:
+    """Undo what is the warm host's alone: its temporary folder, and how its processes start."""
+    if "NCCLTUNE_TMPDIR" in os.environ:
         os.environ["TMPDIR"] = os.environ.pop("NCCLTUNE_TMPDIR")
     else:
         os.environ.pop("TMPDIR", None)
     tempfile.tempdir = None
-    # Loader workers start as they do in a fresh process, not as we did.
-    multiprocessing.set_start_method(None, force=True)
-    import torch.distributed as dist
-
-    # TORCH_DISTRIBUTED_DEBUG, which is else read once, when torch is imported
-    dist.set_debug_level_from_env()  # type: ignore[attr-defined]
-    run()
+    multiprocessing.set_start_method(None, force=True)  # loader workers start as in a fresh process
 
 
 def redirect_output(log: Path) -> None:

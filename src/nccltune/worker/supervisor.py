@@ -21,11 +21,15 @@ import time
 from collections.abc import Collection
 
 _PR_SET_CHILD_SUBREAPER = 36
+_TRACKER, _TRACKER_SECONDS = b"multiprocessing.resource_tracker", 2.0
 
 
 def descendants(root: int) -> list[int]:
-    """Every living process below `root`, by the parent links in /proc."""
+    """Every living process below `root`, by the parent links in /proc. What is dead counts as a
+    link: a process whose threads are still ending is a zombie that has kept its children.
+    """
     children: dict[int, list[int]] = {}
+    dead: set[int] = set()
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
@@ -34,15 +38,16 @@ def descendants(root: int) -> list[int]:
                 state, parent = file.read().rpartition(")")[2].split()[:2]
         except (OSError, ValueError):
             continue
-        if state != "Z":
-            children.setdefault(int(parent), []).append(int(entry))
+        children.setdefault(int(parent), []).append(int(entry))
+        if state == "Z":
+            dead.add(int(entry))
     found: list[int] = []
     pending = [root]
     while pending:
         below = children.get(pending.pop(), [])
         found += below
         pending += below
-    return found
+    return [pid for pid in found if pid not in dead]
 
 
 def _children() -> list[int]:
@@ -60,10 +65,23 @@ def adopt_orphans() -> None:
 
 
 def end_descendants(keep: Collection[int] = (), seconds: float | None = None) -> list[int]:
-    """Kill and reap until there is no child left, so no descendant either: orphans become children
-    of the reaper. A look at /proc alone can miss a process that forks away while it is read.
+    """Kill and reap every descendant but those in `keep`. multiprocessing's resource trackers come
+    last and get a moment to end by themselves: they remove named semaphores that the others left.
 
-    Those in `keep` live on. Returns what could not be ended within `seconds`.
+    Returns what could not be ended within `seconds`.
+    """
+    below = [pid for pid in descendants(os.getpid()) if pid not in keep]
+    trackers = [pid for pid in below if _TRACKER in _command(pid)]
+    _kill_all([*keep, *trackers], _TRACKER_SECONDS if seconds is None else seconds)
+    deadline = time.monotonic() + _TRACKER_SECONDS
+    while set(trackers) & set(descendants(os.getpid())) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return _kill_all(keep, seconds)
+
+
+def _kill_all(keep: Collection[int], seconds: float | None) -> list[int]:
+    """Until there is no child left, so no descendant either: orphans become children of the reaper.
+    A look at /proc alone can miss a process that forks away while it is read.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     while True:
@@ -83,6 +101,14 @@ def end_descendants(keep: Collection[int] = (), seconds: float | None = None) ->
         if deadline is not None and time.monotonic() > deadline:
             return sorted(set(met))
         time.sleep(0.001)
+
+
+def _command(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
 
 
 def main() -> int:
