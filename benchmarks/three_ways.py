@@ -190,15 +190,17 @@ def default_configurations(gpu: bool, job: argparse.Namespace) -> dict[str, Requ
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--blocks", type=int, default=6)
-    parser.add_argument("--model")
-    parser.add_argument("--data", default="synthetic")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--blocks", type=int, default=6, help="repetitions, a minute or more each")
+    parser.add_argument("--model", help="a torchvision model")
+    parser.add_argument("--data", default="synthetic", help="synthetic, or pkg.module:factory")
     parser.add_argument("--image-size", type=int)
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--precision")
     parser.add_argument("--channels-last", action="store_true")
-    parser.add_argument("--json", metavar="FILE|-")
+    parser.add_argument("--json", metavar="FILE|-", help="figures and raw rows as JSON")
     args = parser.parse_args()
     gpus = visible_gpus(os.environ)
     defaults = ("resnet50", 224, 64) if gpus else ("squeezenet1_1", 32, 4)

@@ -30,7 +30,9 @@ GPU_JOB = {"model": "resnet50", "batch_size": 64, "image_size": 224}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="6 proposals instead of 40")
     parser.add_argument("--trials", type=int, help="so many proposals")
     parser.add_argument("--cudnn-benchmark", action="store_true", help="GPUs: autotuned first step")

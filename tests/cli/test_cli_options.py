@@ -18,7 +18,7 @@ SEARCH = {
     "--launcher", "--python", "--allow-busy", "--batch-size", "--num-workers", "--image-size",
     "--data", "--precision", "--channels-last", "--cudnn-benchmark", "--no-cudnn-benchmark",
     "--fix", "--only", "--exclude", "--allow-guarded", "--allow-unsafe", "--study", "--studies-dir",
-    "--new", "--seed", "--dry-run", "--json",
+    "--new", "--seed", "--dry-run", "--json", "--measure-seconds",
 }  # fmt: skip
 SHOW = {"--trial", "--studies-dir", "--json"}
 

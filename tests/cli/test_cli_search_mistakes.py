@@ -36,6 +36,7 @@ REFUSED = {
         ["--launcher", "slurm"],
         "'slurm' is not one of 'auto', 'warm'",
     ),
+    "no measuring time": (["--measure-seconds", "nan"], "must be a number, got nan"),
     "another precision": (["--precision", "int8"], "'int8' is not one of"),
     "a seed in words": (["--seed", "x"], "'x' is not a valid integer"),
     "a word too many": (["resnet50"], "unexpected extra argument (resnet50)"),

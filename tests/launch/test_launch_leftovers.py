@@ -127,6 +127,19 @@ def test_leftovers_are_those_whose_tuner_is_gone() -> None:
         assert is_running(free.pid)
 
 
+def test_what_we_descend_from_is_no_leftover() -> None:
+    """A shell can have the tag of a tuner that is long gone in its environment."""
+    code = "from nccltune.launch.leftovers import end_leftovers; print(end_leftovers())"
+    done = subprocess.run(
+        ["sh", "-c", '"$0" -c "$1"; echo alive', sys.executable, code],
+        env={**os.environ, TAG: dead_tuners_tag()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == ["0", "alive"]
+
+
 def test_a_process_id_that_came_again_is_another_process() -> None:
     owner, _, number = new_tag().rpartition("/")
     place, _, start = owner.rpartition(".")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -198,6 +199,21 @@ def test_variables_with_which_no_process_starts_fail_alone(tmp_path: Path) -> No
         assert outcome.failure is not None and outcome.host_lost
         assert any("PYTHONHASHSEED" in line for line in outcome.failure.tail)
     group = starter.open({}, tmp_path / "launch-9")
+    assert group.request(request(settings=SHORT), Limits(), quiet).failure is None
+    group.close()
+    starter.close()
+
+
+def test_a_host_that_cannot_start_ranks_any_more_is_replaced(tmp_path: Path) -> None:
+    starter = launcher("warm", tmp_path)
+    group = starter.open({}, tmp_path / "launch-0")
+    assert group.request(request(settings=SHORT), Limits(), quiet).failure is None
+    group.close()
+    shutil.rmtree(starter.hosts[0].folder)  # as a cleaner of temporary files might
+    group = starter.open({}, tmp_path / "launch-1")
+    outcome = group.request(request(settings=SHORT), Limits(), quiet)
+    assert outcome.failure is not None and outcome.host_lost
+    group = starter.open({}, tmp_path / "launch-2")
     assert group.request(request(settings=SHORT), Limits(), quiet).failure is None
     group.close()
     starter.close()

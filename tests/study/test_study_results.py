@@ -72,7 +72,7 @@ def test_the_winner_is_written_and_read_back(tmp_path: Path) -> None:
     assert best.loader_kwargs == {"num_workers": 4, "pin_memory": True}
     assert best.batch_size == 64
     assert best.verdict is None  # nothing is confirmed yet
-    assert best.workload == {**summary.definition["workload"], "launcher": "torchrun"}
+    assert best.workload == {**summary.definition["workload"], "launcher": "formula"}
     assert best.machine == summary.definition["machine"]
     facts = best.provenance
     assert (facts["study"], facts["trial"], facts["trials"]) == ("s", 2, 3)
@@ -120,6 +120,7 @@ def test_a_winner_by_other_settings_has_no_variable_either(tmp_path: Path) -> No
     text = summary.paths.best_env.read_text()
     assert "export" not in text
     assert "no variable to set" in text
+    assert "is in best.yaml" in text
     assert "verdict: not confirmed: " in text
 
 

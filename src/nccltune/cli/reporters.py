@@ -20,6 +20,7 @@ from nccltune.study.records import Trial, best_of
 from nccltune.study.store import Store
 
 _PHASES = {
+    "host": "starting a warm host",
     "start": "starting ranks",
     "build": "building",
     "first_step": "first steps",
@@ -55,7 +56,8 @@ class PlainReporter:
         self._store, self._space, self._budget = store, space, budget
 
     def trial_begins(self, number: int) -> None:
-        return
+        if number == 0:
+            say("measuring the baseline")
 
     def progress(self, message: Mapping[str, Any]) -> None:
         return

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
+
+
+def _finite(_context: click.Context, parameter: click.Parameter, value: float) -> float:
+    if not math.isfinite(value):  # no comparison of a range refuses a NaN
+        raise click.BadParameter(f"must be a number, got {value}", param=parameter)
+    return value
 
 
 def _positive(_context: click.Context, parameter: click.Parameter, value: int | None) -> int | None:
@@ -90,7 +97,7 @@ def _positive(_context: click.Context, parameter: click.Parameter, value: int | 
     "--precision",
     type=click.Choice(["fp32", "tf32", "bf16", "fp16"]),
     default="tf32",
-    show_default=True,
+    show_default="tf32; fp32 on the CPU",
 )
 @click.option("--channels-last", is_flag=True, help="Channels-last memory format.")
 @click.option(
@@ -122,6 +129,7 @@ def _positive(_context: click.Context, parameter: click.Parameter, value: int | 
 @click.option(
     "--measure-seconds",
     type=click.FloatRange(0.3, 600),
+    callback=_finite,
     default=1.2,
     show_default=True,
     metavar="S",

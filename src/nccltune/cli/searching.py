@@ -22,7 +22,7 @@ from nccltune.launch.warm import WarmLauncher, early_variables
 from nccltune.launch.worker_files import place_worker
 from nccltune.machine.gpus import visible_gpus
 from nccltune.nccl.site import site_variables
-from nccltune.study.definition import default_name
+from nccltune.study.definition import default_name, refuse_changes
 from nccltune.study.folder import (
     StudyPaths,
     check_writable,
@@ -34,7 +34,14 @@ from nccltune.study.folder import (
 from nccltune.study.options import SearchOptions
 from nccltune.study.probing import cached_probe, fixed_env
 from nccltune.study.store import Store
-from nccltune.study.survey import Survey, find_python, refuse_empty, resolve_space, survey
+from nccltune.study.survey import (
+    Survey,
+    data_source,
+    find_python,
+    refuse_empty,
+    resolve_space,
+    survey,
+)
 from nccltune.worker.images import image_folder
 
 
@@ -58,9 +65,11 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
         if leftovers := end_leftovers():
             say(f"ended {leftovers} processes that an earlier, killed run had left")
     environ, python = dict(os.environ), find_python(options.python)
+    data_source(options.data)
     with stop.installed(), _worker_files() as worker_path, contextlib.ExitStack() as stack:
         host = None
         if options.launcher != "torchrun" and not dry_run:
+            say(f"asking {python} for its torch, its GPUs and the job (seconds)")
             host = _start_host(options, python, worker_path, environ)
             stack.callback(host.end)
         # here, so that what it imports is imported while the host comes up
@@ -177,7 +186,10 @@ def _dry_run(found: Survey, paths: StudyPaths, cache: Path, *, as_json: bool) ->
     gloo = found.task.workload.backend != "nccl"
     stored = read_definition(paths) if paths.definition.exists() else None
     if stored and not found.options.new:
+        from nccltune.cli.studying import definition_of
+
         probe = stored["probe"]
+        refuse_changes(paths, definition_of(found, resolve_space(found, probe), probe))
         store = Store(paths, repair=False)
     else:
         probe, store = cached_probe(found, cache), None

@@ -53,7 +53,7 @@ def carry_out(
         refuse_busy(found.gpus)
     if stored is not None:
         space = resolve_space(found, stored["probe"])
-        refuse_changes(paths, _definition(found, space, stored["probe"]))
+        refuse_changes(paths, definition_of(found, space, stored["probe"]))
         place_worker(paths.worker)
     else:
         place_worker(paths.worker)
@@ -61,7 +61,7 @@ def carry_out(
         space = resolve_space(found, probe)
         refuse_empty(space)
         say(tables.space_text(space))
-        stored = _definition(found, space, probe).write(paths).to_dict()
+        stored = definition_of(found, space, probe).write(paths).to_dict()
     store = Store(paths)
     ending = _measure(found, store, launcher, space, stored["probe"], stop, private)
     summary = Summary.of(store, stored)
@@ -74,7 +74,8 @@ def carry_out(
     return 0
 
 
-def _definition(found: Survey, space: ResolvedSpace, probe: dict[str, Any] | None) -> Definition:
+def definition_of(found: Survey, space: ResolvedSpace, probe: dict[str, Any] | None) -> Definition:
+    """What this search would be about, to be written or compared."""
     return Definition(
         task=found.task,
         space=space,

@@ -116,7 +116,22 @@ def summary_lines(summary: Summary) -> list[str]:
     files = written_files(summary)
     if files:
         lines.append(f"Written: {', '.join(files)}")
-        lines.append(f"Use it:  set -a; . {shlex.quote(files[0])}; set +a; torchrun ...")
+    return [*lines, *_how_to_use(summary)] if files else lines
+
+
+def _how_to_use(summary: Summary) -> list[str]:
+    """The command that takes the result into a job; none where the defaults won."""
+    winner, paths = summary.winner, summary.paths
+    if winner is None or winner.number == 0:
+        return []
+    lines = []
+    if summary.measurement(winner).effective["env"]:
+        file = shlex.quote(os.path.normpath(paths.best_env))
+        lines.append(f"Use it in a shell:   set -a; . {file}; set +a; torchrun ...")
+    changed = summary.changes(winner)
+    if any(p.name in changed and p.target in ("ddp", "loader") for p in summary.space.parameters):
+        call = f'nccltune.load("{os.path.normpath(paths.best_yaml)}")'
+        lines.append(f"Use it in a script:  best = {call}; DDP(model, **best.ddp_kwargs)")
     return lines
 
 

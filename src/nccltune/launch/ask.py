@@ -51,7 +51,7 @@ class JobPython:
                 code = ask_host(self.host, stop, _LIMIT_SECONDS, files)
                 output = log.read_text(errors="replace") if log.exists() else ""
             if not answer.exists():
-                self._refuse(code, output)
+                self._refuse(code, output, request)
             reply: dict[str, Any] = json.loads(answer.read_text())
         if reply["problems"]:
             raise UsageError("\n".join(reply["problems"]))
@@ -72,8 +72,13 @@ class JobPython:
             process.end()
         return process.poll(), log.read_text(errors="replace")
 
-    def _refuse(self, code: int | None, output: str) -> NoReturn:
+    def _refuse(self, code: int | None, output: str, request: Mapping[str, Any]) -> NoReturn:
         tail = "\n".join(output.strip().splitlines()[-5:]) or "it printed nothing"
+        if self.host is not None:  # so the Python works
+            asked = f"--model {request['model']}, --data {request['data']}"
+            raise UsageError(
+                f"{asked}: the process that imported them ended (exit code {code}): {tail}"
+            )
         if code in (126, 127):
             raise UsageError(f"--python {self.python}: {tail}")
         if code == 0:

@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from nccltune.errors import StudyError
+from nccltune.worker.supervisor import TRACKER, command_of
 
 TAG = "NCCLTUNE_TAG"
 _SECONDS = 10.0
+_TRACKER_SECONDS = 2.0
 _PREFIX, _OWNER_FILE = "nccltune-", "owner"
 _SHORT, _LONGEST = "/tmp", 50
 _launches = itertools.count()
@@ -120,7 +122,15 @@ def _end(wanted: Callable[[str], bool]) -> int:
     """
     met: set[int] = set()
     deadline = time.monotonic() + _SECONDS
+    ours = _ancestors()  # a shell can have inherited the tag of a tuner that is long gone
     while living := [pid for pid, tag in _tagged() if wanted(tag) and is_running(pid)]:
+        living = [pid for pid in living if pid not in ours]
+        if not living:
+            break
+        # They remove named semaphores that the others left, and end by themselves after them.
+        trackers = [pid for pid in living if TRACKER in command_of(pid)]
+        if len(trackers) < len(living) or time.monotonic() < deadline - _SECONDS + _TRACKER_SECONDS:
+            living = [pid for pid in living if pid not in trackers]
         if time.monotonic() > deadline:
             listed = ", ".join(map(str, living))
             raise StudyError(f"processes of a search cannot be ended: {listed}; look at them")
@@ -130,6 +140,19 @@ def _end(wanted: Callable[[str], bool]) -> int:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)
     return len(met)
+
+
+def _ancestors() -> set[int]:
+    """Our own process and those above it."""
+    found, pid = set[int](), os.getpid()
+    while pid > 0 and pid not in found:
+        found.add(pid)
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            break
+        pid = int(fields[1])
+    return found
 
 
 def is_running(pid: int) -> bool:

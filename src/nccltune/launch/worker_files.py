@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import nccltune
+from nccltune.errors import StudyError
 
 
 def place_worker(folder: Path) -> Path:
@@ -20,5 +21,9 @@ def place_worker(folder: Path) -> Path:
     shutil.rmtree(package, ignore_errors=True)
     package.mkdir(parents=True)
     (package / "__init__.py").write_text('"""The part of nccltune that runs in ranks."""\n')
-    shutil.copytree(source, package / "worker", ignore=shutil.ignore_patterns("__pycache__"))
+    try:
+        shutil.copytree(source, package / "worker", ignore=shutil.ignore_patterns("__pycache__"))
+    except shutil.Error as error:  # a list with every file
+        reason = str(error.args[0][0][2]) if error.args and error.args[0] else str(error)
+        raise StudyError(f"{folder}: cannot copy files there: {reason}") from error
     return folder

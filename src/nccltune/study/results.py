@@ -105,6 +105,7 @@ class Summary:
         phases = ("launching", "warming up", "measuring", "checking", "other")
         spent = dict.fromkeys(phases, 0.0)
         names = {
+            "host": "launching",
             "start": "launching",
             "close": "launching",
             "check": "checking",
@@ -162,7 +163,10 @@ def _best(summary: Summary, trial: Trial) -> Best:
         ddp=given["ddp"],
         loader=given["loader"],
         batch_size=given["batch_size"],
-        workload={**summary.definition["workload"], "launcher": "torchrun"},
+        workload={
+            **summary.definition["workload"],
+            "launcher": summary.measurement(trial).launcher,
+        },
         verdict=None,
         machine=summary.definition["machine"],
         provenance={
@@ -201,6 +205,8 @@ def _header(summary: Summary, winner: Trial) -> list[str]:
     ]
     if not summary.measurement(winner).effective["env"]:
         lines.append("no variable to set: keep NCCL's defaults")
+        if winner.number:
+            lines.append("what this trial changed is in best.yaml, for nccltune.load")
     return lines
 
 

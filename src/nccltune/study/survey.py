@@ -51,7 +51,7 @@ def survey(
     environ = python.base
     visible = visible_gpus(environ) if options.device != "cpu" else ()
     likely = options.complete("cuda" if visible else "cpu")
-    data, folder = _data(options.data)
+    data, folder = data_source(options.data)
     question = {
         "model": likely.model,
         "data": data,
@@ -157,7 +157,7 @@ def _whole(fixed: object, otherwise: int) -> int:
     return fixed if usable else otherwise  # type: ignore[return-value]
 
 
-def _data(given: str) -> tuple[str, str | None]:
+def data_source(given: str) -> tuple[str, str | None]:
     """(kind, folder) of --data."""
     if given in ("images", "synthetic"):
         return given, None

@@ -92,7 +92,7 @@ def _check_reference(option: str, reference: str, problems: list[str]) -> None:
 
     try:
         target = load_object(reference)
-    except (Exception, SystemExit) as error:  # the user's module can do anything
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # it can do anything
         problems.append(
             f"{option} {reference}: cannot be imported: {type(error).__name__}: {error}"
         )

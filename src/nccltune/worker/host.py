@@ -90,7 +90,16 @@ class Host:
     def _open(self, message: dict[str, Any]) -> None:
         if self._group is not None:
             self._group.thread.join()
+        self.refuse_half()
         self._group = Group(self, message, self._keep, self._folder)
+
+    def refuse_half(self) -> None:
+        """End with the fork server: a new one would start with our variables as they are now. The
+        tuner sees that it was no fault of the ranks, and starts another host.
+        """
+        if not self._keep <= set(descendants(os.getpid())):
+            print("the fork server is gone", flush=True)
+            os._exit(1)
 
     def _ask(self, message: dict[str, Any]) -> None:
         """In a process of its own: the user's module may do anything when it is imported."""
@@ -106,6 +115,7 @@ def _answer(message: dict[str, Any]) -> None:
     from nccltune.worker.ask import answer_into
     from nccltune.worker.rank import leave_host, redirect_output
 
+    os.setsid()
     leave_host()
     redirect_output(Path(message["log"]))
     answer_into(Path(message["question"]), Path(message["answer"]))
@@ -122,23 +132,28 @@ class Group:
         self._nproc = int(message["nproc_per_node"])
         self._processes: list[BaseProcess] = []
         self._ending = threading.Event()
+        self._ordered = False
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
         watcher = threading.Thread(target=self._note_processes, daemon=True)
         watcher.start()
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
         try:
             self._launch()
+        except ChildFailedError as failed:
+            with contextlib.suppress(OSError):
+                (self._logs / "launcher.log").write_text(str(failed))  # who failed, and how
         except BaseException:
-            with contextlib.suppress(OSError), (self._logs / "launcher.log").open("w") as log:
-                traceback.print_exc(file=log)  # the agent's own table of who failed
+            if not self._ordered:
+                traceback.print_exc()
+                os._exit(1)  # the host cannot start ranks (any more): no fault of what they run
         self._ending.set()
         watcher.join()
         left = end_descendants(self._keep, _SWEEP_SECONDS)
-        if not self._keep <= set(descendants(os.getpid())):
-            print("the fork server is gone", flush=True)
-            os._exit(1)  # the tuner sees that it was no fault of the ranks, and starts another host
+        self._host.refuse_half()
         with contextlib.suppress(OSError):  # the tuner may be gone
             self._host.send("ended", codes=self._exit_codes(), left=left)
 
@@ -185,6 +200,7 @@ class Group:
 
     def end(self) -> None:
         """Kill the ranks; the agent sees it and ends. Everything else is swept after that."""
+        self._ordered = True
         while self.thread.is_alive():  # also ranks that are only about to be started
             for process in multiprocessing.active_children():
                 process.kill()

@@ -21,7 +21,7 @@ import time
 from collections.abc import Collection
 
 _PR_SET_CHILD_SUBREAPER = 36
-_TRACKER, _TRACKER_SECONDS = b"multiprocessing.resource_tracker", 2.0
+TRACKER, _TRACKER_SECONDS = b"multiprocessing.resource_tracker", 2.0
 
 
 def descendants(root: int) -> list[int]:
@@ -71,7 +71,7 @@ def end_descendants(keep: Collection[int] = (), seconds: float | None = None) ->
     Returns what could not be ended within `seconds`.
     """
     below = [pid for pid in descendants(os.getpid()) if pid not in keep]
-    trackers = [pid for pid in below if _TRACKER in _command(pid)]
+    trackers = [pid for pid in below if TRACKER in command_of(pid)]
     _kill_all([*keep, *trackers], _TRACKER_SECONDS if seconds is None else seconds)
     deadline = time.monotonic() + _TRACKER_SECONDS
     while set(trackers) & set(descendants(os.getpid())) and time.monotonic() < deadline:
@@ -103,7 +103,8 @@ def _kill_all(keep: Collection[int], seconds: float | None) -> list[int]:
         time.sleep(0.001)
 
 
-def _command(pid: int) -> bytes:
+def command_of(pid: int) -> bytes:
+    """Its command line, parts ended by NUL; empty where it cannot be read."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return file.read()
