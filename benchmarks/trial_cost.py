@@ -123,13 +123,13 @@ def figures(
     rows = []
     for number, row in enumerate(searched):
         seconds = row["seconds"]
-        opened = number == 0 or row["launch"] != searched[number - 1]["launch"]
+        scope = scope_of(row, searched[number - 1] if number else None)
         timed = seconds.get("warmup", 0.0) + seconds.get("measure", 0.0)
         host = seconds.get("host", 0.0)
         rows.append(
             {
                 "trial": number,
-                "scope": "process" if opened else "group",
+                "scope": scope,
                 "state": row["state"],
                 "env": row["effective"]["env"],
                 "ddp": row["effective"]["ddp"],
@@ -141,6 +141,8 @@ def figures(
                 "plain": plain.get(number),
             }
         )
+    fresh = [row for row in rows if row["scope"] == "process"]
+    live = [row for row in rows if row["scope"] != "process"]
     in_trials = sum(sum(row["seconds"].values()) for row in rows)
     return {
         "trials": len(rows),
@@ -150,23 +152,31 @@ def figures(
         "search_wall_s": round(search_wall, 2),
         "start_and_end_s": round(search_wall - in_trials, 2),
         "launches": len({row["launch"] for row in searched}),
-        "process_overhead_s": median(rows, "overhead_s", "process"),
-        "group_overhead_s": median(rows, "overhead_s", "group"),
-        "first_step_process_s": median_of(rows, "first_step", "process"),
-        "first_step_group_s": median_of(rows, "first_step", "group"),
+        "process_overhead_s": median([r["overhead_s"] for r in fresh]),
+        "group_overhead_s": median([r["overhead_s"] for r in live]),
+        "overhead_s_by_scope": {
+            scope: median([r["overhead_s"] for r in rows if r["scope"] == scope])
+            for scope in dict.fromkeys(r["scope"] for r in rows)
+        },
+        "first_step_process_s": median([r["seconds"].get("first_step", 0.0) for r in fresh]),
+        "first_step_group_s": median([r["seconds"].get("first_step", 0.0) for r in live]),
         "warmup_s": round(statistics.median(row["warmup_s"] for row in rows), 3),
         "measure_s": round(statistics.median(row["measure_s"] for row in rows), 3),
         "rows": rows,
     }
 
 
-def median(rows: list[dict[str, Any]], key: str, scope: str) -> float | None:
-    values = [row[key] for row in rows if row["scope"] == scope]
-    return round(statistics.median(values), 3) if values else None
+def scope_of(row: dict[str, Any], before: dict[str, Any] | None) -> str:
+    """The dearest level at which this configuration differs from the one measured before it."""
+    if before is None or row["launch"] != before["launch"]:
+        return "process"
+    for name, scope in (("env", "communicator"), ("ddp", "model"), ("loader", "loader")):
+        if row["effective"][name] != before["effective"][name]:
+            return scope
+    return "model"
 
 
-def median_of(rows: list[dict[str, Any]], phase: str, scope: str) -> float | None:
-    values = [row["seconds"].get(phase, 0.0) for row in rows if row["scope"] == scope]
+def median(values: list[float]) -> float | None:
     return round(statistics.median(values), 3) if values else None
 
 
@@ -199,6 +209,11 @@ def show(found: dict[str, Any]) -> None:
         ("  of it the first two steps", seconds(found["first_step_process_s"])),
         ("outside warm-up and windows, live worker group", seconds(found["group_overhead_s"])),
         ("  of it the first two steps", seconds(found["first_step_group_s"])),
+        *(
+            (f"  {scope} scope", seconds(value))
+            for scope, value in found["overhead_s_by_scope"].items()
+            if scope != "process"
+        ),
         ("warm-up, counted windows (medians)", f"{found['warmup_s']} s, {found['measure_s']} s"),
     ]
     for name, value in lines:

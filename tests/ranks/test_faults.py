@@ -161,15 +161,15 @@ def warm_host(cli: Cli) -> int:
     return found
 
 
-def folders() -> list[str]:
-    return [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("nccltune-")]
-
-
 def test_what_a_killed_supervisor_left_is_ended_by_the_next_search(cli: Cli) -> None:
-    before = folders()
-    tuner = cli.start(*COMMAND, "--trials", "30")
+    with tempfile.TemporaryDirectory(prefix="tmp") as name:  # short: sockets are made in it
+        _killed_supervisor(cli, Path(name))
+
+
+def _killed_supervisor(cli: Cli, temporary: Path) -> None:
+    tuner = cli.start(*COMMAND, "--trials", "30", TMPDIR=str(temporary))
     _wait_for_measuring(cli, after=1)
-    assert len([f for f in folders() if f not in before]) == 2  # the worker's and the host's
+    assert len(list(temporary.glob("nccltune-*"))) == 2  # the worker's and the host's
     tuner.send_signal(signal.SIGSTOP)  # it must not see what happens now
     for pid in cli.processes():  # nobody is left to end the ranks
         if b"supervisor.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
@@ -182,10 +182,10 @@ def test_what_a_killed_supervisor_left_is_ended_by_the_next_search(cli: Cli) -> 
     tuner.kill()
     tuner.communicate(timeout=30)
     assert cli.processes() != []
-    other = cli.run(*COMMAND[:-1], "another", "--trials", "1")
+    other = cli.run(*COMMAND[:-1], "another", "--trials", "1", TMPDIR=str(temporary))
     assert other.returncode == 0, other.stderr
     assert "processes that an earlier, killed run had left" in other.stderr
-    assert [f for f in folders() if f not in before] == []
+    assert list(temporary.glob("nccltune-*")) == []
     cli.assert_nothing_left()
 
 

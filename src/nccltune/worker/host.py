@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import shutil
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ from typing import Any
 from nccltune.worker.channel import TOKEN, Channel
 from nccltune.worker.supervisor import adopt_orphans, descendants, end_descendants
 
+_AGENT = "agent"  # where the elastic agent makes folders for every launch
 _SWEEP_SECONDS = 10.0
 _MONITOR_SECONDS = 0.1  # as torchrun is given: what looks on must not cost more here than there
 
@@ -153,6 +155,7 @@ class Group:
         self._ending.set()
         watcher.join()
         left = end_descendants(self._keep, _SWEEP_SECONDS)
+        shutil.rmtree(self._folder / _AGENT, ignore_errors=True)
         self._host.refuse_half()
         with contextlib.suppress(OSError):  # the tuner may be gone
             self._host.send("ended", codes=self._exit_codes(), left=left)
@@ -175,7 +178,7 @@ class Group:
             max_restarts=0,
             monitor_interval=_MONITOR_SECONDS,
             start_method="forkserver",
-            logs_specs=DefaultLogsSpecs(log_dir=str(self._folder / "agent")),
+            logs_specs=DefaultLogsSpecs(log_dir=str(self._folder / _AGENT)),
         )
         elastic_launch(config, run_in_host)(self._message["environment"])
 
