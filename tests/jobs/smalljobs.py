@@ -1,6 +1,6 @@
 """Small jobs for the tests, used as `--model smalljobs:...` and `--data smalljobs:...`.
 
-The faulty one fails in one launch only, FAULT_LAUNCH (its number), on rank 1, as FAULT says.
+The faulty one fails in some launches only, on rank 1: see `due_fault`.
 """
 
 from __future__ import annotations
@@ -46,26 +46,29 @@ class Tokens(nn.Module):
         return tokens, tokens.roll(-1, dims=1)
 
 
-def fault_is_due() -> bool:
+def due_fault() -> str | None:
+    """This launch's on rank 1, as FAULT and FAULT_LAUNCH or FAULTS (1:hang,2:die) say."""
     launch = os.path.basename(os.environ["NCCLTUNE_LOG_DIR"]).removeprefix("launch-")
-    return (
-        os.environ["RANK"] == "1"
-        and launch.isdigit()
-        and (int(launch) == int(os.environ.get("FAULT_LAUNCH", "-1")))
-    )
+    if os.environ["RANK"] != "1" or not launch.isdigit():
+        return None
+    listed = os.environ.get("FAULTS", "").split(",")
+    faults = dict(entry.split(":") for entry in listed if entry)
+    if "FAULT_LAUNCH" in os.environ:
+        faults[os.environ["FAULT_LAUNCH"]] = os.environ["FAULT"]
+    return faults.get(str(int(launch)))
 
 
 class Faulty(nn.Module):
     """Works until its fifth forward pass."""
 
-    def __init__(self, fault: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.inner, self.fault, self.calls = tiny(), fault, 0
+        self.inner, self.calls = tiny(), 0
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        if self.calls == 5 and fault_is_due():
-            globals()[f"_{self.fault}"]()
+        if self.calls == 5 and (fault := due_fault()):
+            globals()[f"_{fault}"]()
         return self.inner(images)
 
 
@@ -111,8 +114,7 @@ def _diverge() -> None:
 
 
 def faulty() -> nn.Module:
-    """The fault named by FAULT."""
-    return Faulty(os.environ.get("FAULT", "none"))
+    return Faulty()
 
 
 def telling() -> nn.Module:

@@ -30,27 +30,34 @@ FAULTS = {
 }
 
 
+SPACE = """
+version: 1
+parameters:
+  GLOO_INERT: {target: env, choices: [null, 1, 2, 3, 4, 5, 6, 7, 8, 9], default: null}
+"""
+
+
 def test_a_faulty_rank_is_a_record_and_the_study_goes_on(cli: Cli) -> None:
-    started = cli.run(*COMMAND, "--trials", "1")
-    assert started.returncode == 0, started.stderr
-    for number, (fault, (kind, words)) in enumerate(FAULTS.items(), start=1):
-        run = cli.run(*COMMAND, "--trials", str(number + 1), FAULT=fault, FAULT_LAUNCH=str(number))
-        assert run.returncode == 0, run.stderr
-        cli.assert_nothing_left()
-        trials = cli.trials("faults")
-        assert len(trials) == number + 1, "a failed trial counts, and none is lost or repeated"
-        assert (trials[-1]["state"], trials[-1]["failure"]) == ("failed", kind), run.stderr
-        line = (cli.study("faults") / "measurements.jsonl").read_text().splitlines()[-1]
-        failure = json.loads(line)["failure"]
+    """Each trial has ranks of its own, since a variable of the process is searched."""
+    (cli.folder / "inert.yaml").write_text(SPACE)
+    faults = ",".join(f"{number}:{fault}" for number, fault in enumerate(FAULTS, start=1))
+    total = len(FAULTS) + 2
+    run = cli.run(*COMMAND, "--space", "inert.yaml", "--trials", str(total), FAULTS=faults)
+    assert run.returncode == 0, run.stderr
+    cli.assert_nothing_left()
+    trials = cli.trials("faults")
+    assert len(trials) == total, "a failed trial counts, and none is lost or repeated"
+    lines = (cli.study("faults") / "measurements.jsonl").read_text().splitlines()
+    assert len(lines) == total
+    for number, (kind, words) in enumerate(FAULTS.values(), start=1):
+        trial, failure = trials[number], json.loads(lines[number])["failure"]
+        assert (trial["state"], trial["failure"]) == ("failed", kind), run.stderr
         assert words in failure["message"], failure
         assert failure["rank"] == 1
         assert failure["log"] == f"logs/launch-{number:04d}/rank1.log"
-        assert f"trial {number}/{number + 1}  failed: {kind.replace('_', ' ')}" in run.stderr
-    total = len(FAULTS) + 2
-    finished = cli.run(*COMMAND, "--trials", str(total))
-    assert finished.returncode == 0
-    assert len(cli.trials("faults")) == total
-    assert cli.trials("faults")[-1]["state"] in ("complete", "pruned")
+        assert f"trial {number}/{total}  failed: {kind.replace('_', ' ')}" in run.stderr
+    assert trials[0]["state"] == "complete"
+    assert trials[-1]["state"] in ("complete", "pruned")
     stack = (cli.study("faults") / "logs/launch-0001/rank1.log").read_text()
     assert "_hang" in stack, "a silent rank is asked where it is"
 

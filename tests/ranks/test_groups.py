@@ -25,6 +25,9 @@ from workloads import LAUNCHERS, WORKLOAD, launcher, left, quiet, request
 
 pytestmark = pytest.mark.ranks
 either = pytest.mark.parametrize("kind", LAUNCHERS)
+mostly_warm = pytest.mark.parametrize(
+    "kind", ["warm", pytest.param("torchrun", marks=pytest.mark.slow)]
+)
 SHORT = Settings(windows=1, window_seconds=0.02, warmup_window_seconds=0.02, window_steps=2)
 TELLING = replace(WORKLOAD, model="smalljobs:telling")
 FAULTY = replace(WORKLOAD, model="smalljobs:faulty")
@@ -36,7 +39,7 @@ def _nothing_is_left() -> Iterator[None]:
     assert left() == []
 
 
-@either
+@mostly_warm
 def test_one_live_group_measures_several_configurations(tmp_path: Path, kind: str) -> None:
     starter = launcher(kind, tmp_path)
     group = starter.open({}, tmp_path / "logs")
@@ -107,7 +110,7 @@ def test_every_launch_has_its_own_variables_and_always_the_sites(tmp_path: Path,
         {"NCCL_NTHREADS": "64"},
         {"MALLOC_ARENA_MAX": "2", "NCCL_NTHREADS": "128"},  # read when a process starts
         {},
-    ]
+    ][: 4 if kind == "warm" else 2]  # a torchrun command has an environment of its own
     names = {name for added in launches for name in added}
     for number, added in enumerate(launches):
         folder = tmp_path / f"launch-{number}"
@@ -249,7 +252,7 @@ def test_what_a_question_leaves_is_ended_before_anything_is_measured(tmp_path: P
     host.end()
 
 
-@either
+@mostly_warm
 def test_a_rank_killed_between_measurements_is_found_out_before_the_next(
     tmp_path: Path, kind: str
 ) -> None:
