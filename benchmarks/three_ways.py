@@ -238,7 +238,7 @@ def main() -> None:
             "same_start": same_start(rows),
             "date": date.today().isoformat(),
             "ranks": len(gpus) or 2,
-            "job": vars(args),
+            "job": {name: value for name, value in vars(args).items() if name != "json"},
             "rows": rows,
         }
         text = json.dumps(document, indent=1)
