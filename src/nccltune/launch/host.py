@@ -71,16 +71,12 @@ class WarmHost:
         return self._folder
 
     @property
-    def came_up(self) -> bool:
-        """Whether it has ever been ready."""
-        return self._connection.connected
-
-    @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
     @property
     def ready(self) -> bool:
+        """Whether it has come up; stays true after its end."""
         return self._connection.connected
 
     def advance(self) -> None:

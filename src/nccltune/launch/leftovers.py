@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from nccltune.errors import StudyError
-from nccltune.worker.supervisor import TRACKER, command_of
+from nccltune.worker.supervisor import TRACKER, TRACKER_SECONDS, command_of
 
 TAG = "NCCLTUNE_TAG"
 _SECONDS = 10.0
-_TRACKER_SECONDS = 2.0
 _PREFIX, _OWNER_FILE = "nccltune-", "owner"
 _SHORT, _LONGEST = "/tmp", 50
 _launches = itertools.count()
@@ -42,13 +41,18 @@ def _place() -> str:
     return f"{os.getuid()}.{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
 
 
-def _start_time(pid: int) -> str | None:
-    """Clock ticks from boot to the start of a living process."""
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat from the state on (the name before it can hold anything)."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return fields[19] if fields[0] != "Z" else None
+
+
+def _start_time(pid: int) -> str | None:
+    """Clock ticks from boot to the start of a living process."""
+    fields = _stat(pid)
+    return fields[19] if fields is not None and fields[0] != "Z" else None
 
 
 def is_orphaned(tag: str) -> bool:
@@ -121,7 +125,7 @@ def _end(wanted: Callable[[str], bool]) -> int:
     memory back takes a while to go).
     """
     met: set[int] = set()
-    deadline = time.monotonic() + _SECONDS
+    began = time.monotonic()
     ours = _ancestors()  # a shell can have inherited the tag of a tuner that is long gone
     while living := [pid for pid, tag in _tagged() if wanted(tag) and is_running(pid)]:
         living = [pid for pid in living if pid not in ours]
@@ -129,9 +133,10 @@ def _end(wanted: Callable[[str], bool]) -> int:
             break
         # They remove named semaphores that the others left, and end by themselves after them.
         trackers = [pid for pid in living if TRACKER in command_of(pid)]
-        if len(trackers) < len(living) or time.monotonic() < deadline - _SECONDS + _TRACKER_SECONDS:
+        spent = time.monotonic() - began
+        if len(trackers) < len(living) or spent < TRACKER_SECONDS:
             living = [pid for pid in living if pid not in trackers]
-        if time.monotonic() > deadline:
+        if spent > _SECONDS:
             listed = ", ".join(map(str, living))
             raise StudyError(f"processes of a search cannot be ended: {listed}; look at them")
         met.update(living)
@@ -147,11 +152,8 @@ def _ancestors() -> set[int]:
     found, pid = set[int](), os.getpid()
     while pid > 0 and pid not in found:
         found.add(pid)
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            break
-        pid = int(fields[1])
+        fields = _stat(pid)
+        pid = int(fields[1]) if fields is not None else 0
     return found
 
 

@@ -85,7 +85,7 @@ class WarmLauncher:
             host.end()
             self.hosts.remove(host)
             if host.early == plain:  # with others it may be the variables that do not work
-                self._fruitless = 0 if host.came_up else self._fruitless + 1
+                self._fruitless = 0 if host.ready else self._fruitless + 1
             if self._fruitless > 1:
                 raise StudyError(f"the warm host does not start any more: {host.last_words()}")
         settings = self.settings

@@ -21,7 +21,7 @@ import time
 from collections.abc import Collection
 
 _PR_SET_CHILD_SUBREAPER = 36
-TRACKER, _TRACKER_SECONDS = b"multiprocessing.resource_tracker", 2.0
+TRACKER, TRACKER_SECONDS = b"multiprocessing.resource_tracker", 2.0
 
 
 def descendants(root: int) -> list[int]:
@@ -72,8 +72,8 @@ def end_descendants(keep: Collection[int] = (), seconds: float | None = None) ->
     """
     below = [pid for pid in descendants(os.getpid()) if pid not in keep]
     trackers = [pid for pid in below if TRACKER in command_of(pid)]
-    _kill_all([*keep, *trackers], _TRACKER_SECONDS if seconds is None else seconds)
-    deadline = time.monotonic() + _TRACKER_SECONDS
+    _kill_all([*keep, *trackers], TRACKER_SECONDS if seconds is None else seconds)
+    deadline = time.monotonic() + TRACKER_SECONDS
     while set(trackers) & set(descendants(os.getpid())) and time.monotonic() < deadline:
         time.sleep(0.005)
     return _kill_all(keep, seconds)
