@@ -29,6 +29,16 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+def warm_hosts(pids: list[int]) -> list[int]:
+    """The warm hosts among these processes; not their supervisors, which name the same command."""
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids}
+    return [
+        pid
+        for pid, line in commands.items()
+        if line.endswith(b"nccltune.worker.host\0") and b"supervisor" not in line
+    ]
+
+
 class Cli:
     """`nccltune` in a folder of its own, with its own cache and a mark on all its processes."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from running import Cli
+from running import Cli, warm_hosts
 
 pytestmark = pytest.mark.ranks
 
@@ -159,12 +159,7 @@ def test_a_search_survives_the_end_of_its_warm_host(cli: Cli) -> None:
 
 
 def warm_host(cli: Cli) -> int:
-    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in cli.processes()}
-    [found] = [
-        pid
-        for pid, line in commands.items()
-        if line.endswith(b"nccltune.worker.host\0") and b"supervisor" not in line
-    ]
+    [found] = warm_hosts(cli.processes())
     return found
 
 

@@ -15,7 +15,7 @@ import pytest
 from nccltune.launch.protocol import Limits
 from nccltune.launch.warm import WarmLauncher
 from nccltune.worker.spec import Settings
-from running import Cli
+from running import Cli, warm_hosts
 from workloads import WORKLOAD, launcher, left, quiet, request
 
 pytestmark = pytest.mark.ranks
@@ -27,7 +27,7 @@ MIB = 1 << 20
 def traces(starter: WarmLauncher, temporary: Path) -> dict[str, object]:
     """What launches could leave: processes, open files, shared memory, temporary files."""
     [warm] = starter.hosts
-    [host] = [process for process in map(psutil.Process, left()) if is_host(process)]
+    [host] = map(psutil.Process, warm_hosts(left()))
     return {
         "processes": len(left()),
         "host's descriptors": len(os.listdir(f"/proc/{host.pid}/fd")),
@@ -40,11 +40,6 @@ def traces(starter: WarmLauncher, temporary: Path) -> dict[str, object]:
         "host's files": sorted(path.name for path in warm.folder.iterdir()),
         "temporary files": sorted(os.listdir(temporary)),
     }
-
-
-def is_host(process: psutil.Process) -> bool:
-    command = process.cmdline()
-    return command[-1:] == ["nccltune.worker.host"] and "-I" not in command
 
 
 @pytest.mark.parametrize("launches", [8, pytest.param(100, marks=pytest.mark.slow)])
@@ -93,7 +88,7 @@ def test_memory_stays_flat_over_200_trials(cli: Cli) -> None:
     while tuner.poll() is None:
         done = records.read_text().count("\n") if records.exists() else 0
         if done and (not samples or done > samples[-1][0]):
-            with contextlib.suppress(psutil.Error):  # it has just ended
+            with contextlib.suppress(psutil.Error, OSError):  # it has just ended
                 samples.append((done, *resident(cli, tuner.pid)))
         with contextlib.suppress(subprocess.TimeoutExpired):
             tuner.communicate(timeout=0.2)
@@ -110,6 +105,6 @@ def test_memory_stays_flat_over_200_trials(cli: Cli) -> None:
 
 def resident(cli: Cli, tuner: int) -> tuple[int, int]:
     """Bytes: of the tuner, and of the warm host with its fork server."""
-    hosts = [process for process in map(psutil.Process, cli.processes()) if is_host(process)]
+    hosts = map(psutil.Process, warm_hosts(cli.processes()))
     several = [process for host in hosts for process in (host, *host.children())]
     return psutil.Process(tuner).memory_info().rss, sum(p.memory_info().rss for p in several)
