@@ -248,6 +248,26 @@ def test_the_ladder_stops_below_a_batch_that_ran_out_of_memory(tmp_path: Path) -
 GIB = 1 << 30
 
 
+@pytest.mark.parametrize(("share", "stops"), [(0.8, True), (0.9, False)])
+def test_the_ladder_stops_where_a_larger_batch_is_much_slower(
+    tmp_path: Path, share: float, stops: bool
+) -> None:
+    def value(configuration: Mapping[str, Any]) -> float:
+        return 300.0 * share if configuration["batch_size"] == 256 else 300.0
+
+    trials: list[Trial] = []
+    paths = StudyPaths(tmp_path)
+    planner = planner_of(paths, space_of(), trials)
+    drive(planner, trials, 40, value)
+    tried = [t.parameters["batch_size"] for t in trials if t.origin == "larger batch"]
+    assert tried == ([128, 256] if stops else [128, 256, 512])
+    after = trials[trials.index(next(t for t in trials if 256 in t.parameters.values())) + 1 :]
+    assert len(after) >= 5
+    assert ({t.parameters["batch_size"] for t in after} == {128}) == stops
+    told = "batch size 512 is not tried: 256 is slower than 64 already (240 and 300 samples/s)"
+    assert planner.rejected == ({512: told} if stops else {})
+
+
 def test_a_batch_that_is_foreseen_not_to_fit_is_not_tried(tmp_path: Path) -> None:
     def peak(trial: Trial) -> int:  # 10 GiB and 0.25 GiB a sample: 26, 42, 74, 138
         size = trial.parameters["batch_size"]

@@ -95,7 +95,7 @@ def test_the_first_parameter_that_differs() -> None:
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_digests_tell_bits(dtype: torch.dtype) -> None:
     data = torch.randn(1000, generator=torch.Generator().manual_seed(1)).to(dtype)
-    digest = _digest(data)
+    digest = int(_digest(data))
     assert -(2**63) <= digest < 2**63
     assert _digest(data.clone()) == digest
     assert _digest(data.reshape(10, 100)) == digest

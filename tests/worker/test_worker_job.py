@@ -80,20 +80,20 @@ def request(workload: Workload, batch_size: int = 3) -> Request:
 
 
 def test_a_model_by_name_has_a_class_for_each_of_the_data_sets() -> None:
-    few = seeded_model(WORKLOAD, SimpleNamespace(classes=["a", "b"]))
-    many = seeded_model(WORKLOAD, SimpleNamespace(classes=[str(n) for n in range(1200)]))
+    few = seeded_model(WORKLOAD, SimpleNamespace(classes=["a", "b"]), CPU)
+    many = seeded_model(WORKLOAD, SimpleNamespace(classes=[str(n) for n in range(1200)]), CPU)
     assert few.classifier[-1].out_features == 1000
     assert many.classifier[-1].out_features == 1200
 
 
 def test_a_model_by_reference() -> None:
-    model = seeded_model(replace(WORKLOAD, model="torch.nn:Identity"), None)
+    model = seeded_model(replace(WORKLOAD, model="torch.nn:Identity"), None, CPU)
     assert isinstance(model, nn.Identity)
 
 
 def test_a_measurement_begins_with_the_same_weights_and_random_numbers() -> None:
     def start() -> tuple[torch.Tensor, torch.Tensor]:
-        model = seeded_model(WORKLOAD, None)
+        model = seeded_model(WORKLOAD, None, CPU)
         weight = next(model.parameters())
         began = weight.detach().clone()
         with torch.no_grad():
@@ -106,7 +106,7 @@ def test_a_measurement_begins_with_the_same_weights_and_random_numbers() -> None
     plain = build_model(WORKLOAD.model, 1000)
     assert torch.equal(next(plain.parameters()), fresh[0])
     assert torch.equal(torch.rand(5), fresh[1])  # as if it had just been built
-    other = seeded_model(replace(WORKLOAD, seed=1), None)
+    other = seeded_model(replace(WORKLOAD, seed=1), None, CPU)
     assert not torch.equal(next(other.parameters()), fresh[0])
 
 

@@ -13,6 +13,7 @@ from nccltune.study.records import Stage, Trial, best_of
 _BATCH_SHARE = 4  # at most one trial in so many is at another batch size than the user's
 _FEWEST_FOR_BATCH = 8
 _LOOKAHEAD = 4  # proposals that may wait for a worker group that suits them
+_SLOWER = 0.15  # a larger batch that loses so much is past the best one, noise or not
 _ATTEMPTS = 300  # proposals in a row that are illegal or known: then the space is used up
 
 
@@ -166,7 +167,7 @@ class Planner:
         winner = best_of(list(trials), "search")
         assert winner is not None  # the baseline is complete
         tried = {t.parameters.get("batch_size"): t for t in trials if t.stage == "batch"}
-        possible = self._fitting(winner, tried)
+        possible = self._fitting(winner, tried, self._too_large(winner, trials))
         for size in possible:
             if size not in tried:
                 configuration = self._complete({**winner.parameters, "batch_size": size})
@@ -176,11 +177,35 @@ class Planner:
             return None
         return self._sampled("batch", winner.parameters, trials, frozenset(possible))
 
-    def _fitting(self, winner: Trial, tried: Mapping[Value, Trial]) -> list[int]:
-        """The larger sizes that may fit: below the smallest that ran out of memory, and not
-        foreseen to need more than there is.
+    def _too_large(self, winner: Trial, trials: Sequence[Trial]) -> int | None:
+        """The smallest batch size at which training is much slower than at a smaller one."""
+        fastest: dict[int, float] = {self._batch_size: winner.value or 0.0}
+        for trial in trials:
+            size = trial.parameters.get("batch_size")
+            if trial.stage == "batch" and trial.value is not None and isinstance(size, int):
+                fastest[size] = max(trial.value, fastest.get(size, 0.0))
+        best_size = best = 0.0
+        for size, value in sorted(fastest.items()):
+            if value < (1 - _SLOWER) * best:
+                for larger in self._larger:
+                    if larger > size and larger not in fastest:
+                        self.rejected[larger] = (
+                            f"batch size {larger} is not tried: {size} is slower than {best_size} "
+                            f"already ({value:.4g} and {best:.4g} samples/s)"
+                        )
+                return size
+            if value > best:
+                best_size, best = size, value
+        return None
+
+    def _fitting(
+        self, winner: Trial, tried: Mapping[Value, Trial], too_large: int | None
+    ) -> list[int]:
+        """The larger sizes that may fit: below the smallest that ran out of memory or was too slow,
+        and not foreseen to need more than there is.
         """
         full = [s for s, t in tried.items() if t.failure == "out_of_memory" and isinstance(s, int)]
+        full += [] if too_large is None else [too_large]
         below = [size for size in self._larger if not full or size < min(full)]
         points = {self._batch_size: self._memory.peak(winner)}
         points |= {s: self._memory.peak(t) for s, t in tried.items() if isinstance(s, int)}

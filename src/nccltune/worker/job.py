@@ -76,7 +76,7 @@ class Job:
         self.device = own_device(workload.device, ranks)
         _set_precision(workload)
         dataset = None if workload.data == "synthetic" else open_dataset(workload)
-        model = seeded_model(workload, dataset).to(self.device)
+        model = seeded_model(workload, dataset, self.device)
         if workload.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.loss_function = getattr(model, "loss", cross_entropy)
@@ -164,17 +164,28 @@ def _set_precision(workload: Workload) -> None:
     torch.backends.cudnn.benchmark = workload.cudnn_benchmark
 
 
-def seeded_model(workload: Workload, dataset: Any) -> torch.nn.Module:
-    """The model with the same weights on every rank and in every measurement, and the random state
-    that making it leaves behind.
+def seeded_model(workload: Workload, dataset: Any, device: torch.device) -> torch.nn.Module:
+    """The model on its device, with the same weights on every rank and in every measurement, and
+    the random state that making it leaves behind.
     """
     torch.manual_seed(workload.seed)
     if ":" in workload.model:
-        return build_model(workload.model, 0)
+        return build_model(workload.model, 0).to(device)
     classes = max(1000, len(getattr(dataset, "classes", ())))
     model, state = _built(workload.model, classes, workload.seed)
     torch.set_rng_state(state)
-    return copy.deepcopy(model)
+    return _copied(model, device)
+
+
+def _copied(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+    """A copy on the device, without a second one in the host's memory on the way."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        data = parameter.detach().to(device, copy=True)
+        memo[id(parameter)] = torch.nn.Parameter(data, parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = buffer.to(device, copy=True)
+    return copy.deepcopy(model, memo)
 
 
 @functools.lru_cache(maxsize=1)  # drawing a ResNet-50's weights takes longer than a window
@@ -207,15 +218,16 @@ def open_feed(
     if make_batch is not None:
         inputs, targets = make_batch(request.batch_size)
     else:
-        inputs, targets = _image_batch(model, request)
+        inputs, targets = _image_batch(model, request, device)
     return SyntheticFeed((inputs.to(device), targets.to(device)))
 
 
-def _image_batch(model: torch.nn.Module, request: Request) -> Batch:
+def _image_batch(model: torch.nn.Module, request: Request, device: torch.device) -> Batch:
+    """Drawn on the device: a hundred million numbers take a processor longer than a window."""
     size = request.workload.image_size
     classes = getattr(model, "num_classes", 1000 if ":" not in request.workload.model else 10)
-    inputs = torch.randn(request.batch_size, 3, size, size)
-    return inputs, torch.randint(0, classes, (request.batch_size,))
+    inputs = torch.randn(request.batch_size, 3, size, size, device=device)
+    return inputs, torch.randint(0, classes, (request.batch_size,), device=device)
 
 
 def cross_entropy(output: Any, targets: torch.Tensor) -> torch.Tensor:
