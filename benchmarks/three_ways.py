@@ -19,6 +19,7 @@ import random
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import date
@@ -51,13 +52,19 @@ def compare(
     blocks: int,
     folder: Path,
     say: Say,
+    seconds: float = math.inf,
 ) -> list[Row]:
-    """Measure every configuration in every way, `blocks` times. `launchers` has "torchrun" and
-    "warm". Raises RuntimeError where a measurement fails.
+    """Measure every configuration in every way, `blocks` times, or as often as fits in `seconds`
+    by the time that the longest block took. `launchers` has "torchrun" and "warm". Raises
+    RuntimeError where a measurement fails.
     """
+    end, longest = time.monotonic() + seconds, 0.0
     rows: list[Row] = []
     order = random.Random(0)
     for block in range(blocks):
+        began = time.monotonic()
+        if began + longest > end:
+            break
         tasks = [(way, name) for way in ("torchrun", "warm") for name in configurations]
         tasks.append(("live", ""))  # all of them in one group, after another measurement
         order.shuffle(tasks)
@@ -84,6 +91,7 @@ def compare(
                         f"{rows[-1]['samples_per_second']:10.1f} samples/s"
                     )
             group.close()
+        longest = max(longest, time.monotonic() - began)
     return rows
 
 
@@ -194,6 +202,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--blocks", type=int, default=6, help="repetitions, a minute or more each")
+    parser.add_argument("--seconds", type=float, help="no block beyond these")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these configurations")
     parser.add_argument("--model", help="a torchvision model")
     parser.add_argument("--data", default="synthetic", help="synthetic, or pkg.module:factory")
     parser.add_argument("--image-size", type=int)
@@ -222,9 +232,15 @@ def main() -> None:
             "warm": WarmLauncher(settings, stop),
         }
         configurations = default_configurations(bool(gpus), args)
+        configurations = {n: configurations[n] for n in args.only or configurations}
         try:
             rows = compare(
-                launchers, configurations, args.blocks, Path(name), lambda t: print(t, flush=True)
+                launchers,
+                configurations,
+                args.blocks,
+                Path(name),
+                lambda text: print(text, flush=True),
+                args.seconds or math.inf,
             )
         finally:
             launchers["warm"].close()
