@@ -25,6 +25,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 WINDOWS, WINDOW_SECONDS = 2, 0.3  # 0.6 s a trial on both sides
+QUICK_PLAIN = 2  # a torchrun launch takes 8 to 15 s on two cores; all shall take a minute
 CPU_JOB = {"model": "squeezenet1_1", "batch_size": 4, "image_size": 32}
 GPU_JOB = {"model": "resnet50", "batch_size": 64, "image_size": 224}
 
@@ -33,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="6 proposals instead of 40")
+    parser.add_argument("--quick", action="store_true", help="6 proposals instead of 40, 2 of them by torchrun")
     parser.add_argument("--trials", type=int, help="so many proposals")
     parser.add_argument("--cudnn-benchmark", action="store_true", help="GPUs: autotuned first step")
     parser.add_argument("--json", metavar="FILE|-", help="figures and raw rows as JSON")
@@ -53,7 +54,8 @@ def main() -> None:
         search_wall = run_search(folder, trials, bool(ranks), job, args.cudnn_benchmark)
         study = folder / "studies/cost"
         searched = [json.loads(line) for line in (study / "measurements.jsonl").open()]
-        tried = spaced(len(searched), args.plain_trials or len(searched))
+        wanted = args.plain_trials or (QUICK_PLAIN if args.quick else len(searched))
+        tried = spaced(len(searched), min(wanted, len(searched)))
         proposals = [proposal(searched[number]) for number in tried]
         rows, plain_wall = run_plain(folder, proposals, ranks or 2, job, args.cudnn_benchmark)
     plain = dict(zip(tried, rows, strict=True))
