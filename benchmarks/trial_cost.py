@@ -34,7 +34,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="6 proposals instead of 40, 2 of them by torchrun")
+    parser.add_argument(
+        "--quick", action="store_true", help="6 proposals instead of 40, 2 of them by torchrun"
+    )
     parser.add_argument("--trials", type=int, help="so many proposals")
     parser.add_argument("--cudnn-benchmark", action="store_true", help="GPUs: autotuned first step")
     parser.add_argument("--json", metavar="FILE|-", help="figures and raw rows as JSON")
