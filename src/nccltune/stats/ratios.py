@@ -34,7 +34,7 @@ def ratio_interval(ratios: Sequence[float], level: float = 0.95) -> RatioInterva
 
     Raises: ValueError for no ratio at all, or one that is not above 0.
     """
-    logs = _logarithms(ratios)
+    logs = logarithms(ratios)
     middle = statistics.fmean(logs)
     if len(logs) < 2:
         return RatioInterval(math.exp(middle), 0.0, math.inf, len(logs))
@@ -57,7 +57,7 @@ def repetitions_needed(ratios: Sequence[float], margin: float, level: float = 0.
     """How many ratios of this spread it takes until the interval, if it stays around the present
     ratio, lies within 1 +- `margin`. None where the ratio itself is outside, or that is far away.
     """
-    logs = _logarithms(ratios)
+    logs = logarithms(ratios)
     middle = statistics.fmean(logs)
     room = min(math.log1p(margin) - middle, middle - math.log1p(-margin))
     if room <= 0 or len(logs) < 2:
@@ -69,7 +69,7 @@ def repetitions_needed(ratios: Sequence[float], margin: float, level: float = 0.
     return None
 
 
-def _logarithms(ratios: Sequence[float]) -> list[float]:
+def logarithms(ratios: Sequence[float]) -> list[float]:
     if not ratios or not all(math.isfinite(ratio) and ratio > 0 for ratio in ratios):
         raise ValueError("ratios must be finite, above 0, and one at least")
     return [math.log(ratio) for ratio in ratios]
