@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nccltune.launch.emulation import emulation
 from nccltune.launch.environment import nccl_log_variables
 from nccltune.machine.gpus import Gpu
 from nccltune.nccl.site import SiteVariable
@@ -42,7 +43,8 @@ class LaunchSettings:
             added["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order: watched is what is used
         if self.backend == "nccl":
             added |= nccl_log_variables(str(log_dir), probe=probe)
-        return {**process_env, **added}
+        # They are in `base` already; said again, they are in a plan as it would be typed.
+        return {**process_env, **added, **emulation(self.base)}
 
 
 def python_variables(worker_path: Path, base: Mapping[str, str]) -> dict[str, str]:

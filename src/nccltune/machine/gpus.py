@@ -31,7 +31,7 @@ class GpuProcess:
 
 
 @contextlib.contextmanager
-def _nvml() -> Iterator[Any]:
+def opened_nvml() -> Iterator[Any]:
     """pynvml, initialised; None where there is no NVIDIA driver."""
     try:
         import pynvml
@@ -48,7 +48,7 @@ def _nvml() -> Iterator[Any]:
 
 def visible_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order (all where it is not set)."""
-    with _nvml() as nvml:
+    with opened_nvml() as nvml:
         if nvml is None:
             return ()
         everything = [_describe(nvml, i) for i in range(nvml.nvmlDeviceGetCount())]
@@ -97,22 +97,27 @@ def _text(value: str | bytes) -> str:
 
 
 def driver_version() -> str | None:
-    with _nvml() as nvml:
+    with opened_nvml() as nvml:
         return None if nvml is None else _text(nvml.nvmlSystemGetDriverVersion())
 
 
 def processes(gpus: Sequence[Gpu]) -> tuple[GpuProcess, ...]:
     """Processes that compute on these GPUs. Before anything is started none of them is ours."""
     found: list[GpuProcess] = []
-    with _nvml() as nvml:
+    with opened_nvml() as nvml:
         for gpu in gpus if nvml is not None else ():
             handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
             try:
-                running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                found += compute_processes(nvml, handle, gpu.index)
             except nvml.NVMLError:
                 continue
-            found += [GpuProcess(gpu.index, p.pid, _process_name(p.pid)) for p in running]
     return tuple(found)
+
+
+def compute_processes(nvml: Any, handle: Any, index: int) -> tuple[GpuProcess, ...]:
+    """Processes that compute on one GPU. Raises NVMLError where NVML does not tell."""
+    running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    return tuple(GpuProcess(index, p.pid, _process_name(p.pid)) for p in running)
 
 
 def _process_name(pid: int) -> str:
@@ -124,7 +129,7 @@ def _process_name(pid: int) -> str:
 
 def used_memory(gpus: Sequence[Gpu]) -> tuple[int, ...]:
     """Memory in use on each GPU, bytes."""
-    with _nvml() as nvml:
+    with opened_nvml() as nvml:
         if nvml is None:
             return ()
         handles = [nvml.nvmlDeviceGetHandleByIndex(gpu.index) for gpu in gpus]
@@ -133,7 +138,7 @@ def used_memory(gpus: Sequence[Gpu]) -> tuple[int, ...]:
 
 def utilization(gpus: Sequence[Gpu]) -> tuple[int, ...]:
     """Per cent of the last sampling period in which a kernel ran, of each GPU."""
-    with _nvml() as nvml:
+    with opened_nvml() as nvml:
         if nvml is None:
             return ()
         handles = [nvml.nvmlDeviceGetHandleByIndex(gpu.index) for gpu in gpus]
