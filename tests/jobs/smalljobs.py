@@ -15,7 +15,10 @@ import tempfile
 import time
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 
@@ -145,6 +148,28 @@ class Sleepy(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         time.sleep(float(os.environ.get("STEP_MS", "0")) / 1000)
         return self.inner(images)
+
+
+class Talkative(nn.Module):
+    """Every all-reduce of gradients takes COMM_MS milliseconds more, and a pass STEP_MS."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.hooked = Sleepy(), False
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if not self.hooked:
+            self.hooked = True
+            frame = sys._getframe()
+            while not isinstance(frame.f_locals.get("self"), DistributedDataParallel):
+                frame = frame.f_back
+            frame.f_locals["self"].register_comm_hook(None, _late_reduce)
+        return self.inner(images)
+
+
+def _late_reduce(state, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations, not text
+    time.sleep(float(os.environ.get("COMM_MS", "0")) / 1000)
+    return allreduce_hook(dist.group.WORLD, bucket)
 
 
 class Slow(Dataset):

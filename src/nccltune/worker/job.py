@@ -94,10 +94,17 @@ class Job:
         )
         self.loss: torch.Tensor | None = None
 
+    def pull(self, phase: str) -> Batch:
+        """The next batch, without training on it."""
+        self._status.at(phase, self._steps, "data")
+        if time.monotonic() - self._told > _NEWS_SECONDS:  # a long window is no silence
+            self._told = time.monotonic()
+            self._announce("alive", step=self._steps)
+        return self.feed.next()
+
     def step(self, phase: str) -> None:
+        inputs, targets = self.pull(phase)
         number = self._steps
-        self._status.at(phase, number, "data")
-        inputs, targets = self.feed.next()
         inputs = inputs.to(self.device, non_blocking=True)
         targets = targets.to(self.device, non_blocking=True)
         if self._workload.channels_last and inputs.dim() == 4:
@@ -109,9 +116,6 @@ class Job:
         self._update(loss)
         self.loss = loss.detach()
         self._steps = number + 1
-        if time.monotonic() - self._told > _NEWS_SECONDS:  # a long window is no silence
-            self._told = time.monotonic()
-            self._announce("alive", step=number)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         dtype = _AUTOCAST.get(self._workload.precision)

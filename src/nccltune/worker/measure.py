@@ -38,14 +38,7 @@ _MOST_DRAINS = 3
 def measure(request: Request, ranks: Ranks, status: Status, announce: Announce) -> dict[str, Any]:
     """Measure one configuration and return its result (the same on every rank), as plain JSON."""
     clock = Clock(announce)
-    clock.start("build")
-    status.at("build")
-    communicator = Communicator(request)
-    job = Job(request, ranks, communicator.group, status, announce)
-    clock.start("first_step")
-    for _ in range(2):  # DDP rebuilds its buckets after the first
-        job.step("first_step")
-    job.synchronize()
+    communicator, job = begin(request, ranks, status, clock)
     first_loss = ranks.gather([math.nan if job.loss is None else float(job.loss)])[0][0]
     clock.start("check")
     status.at("check")
@@ -60,7 +53,7 @@ def measure(request: Request, ranks: Ranks, status: Status, announce: Announce) 
     result = _result(request, ranks, job, timer, clock, checked, steady, cut)
     # Not after an error: the group is broken then, and closing a broken communicator can hang.
     device = job.device
-    _tear_down(job, communicator)
+    tear_down(job, communicator)
     held = ranks.gather([float(_held_memory(device))])
     return {
         **result,
@@ -69,7 +62,21 @@ def measure(request: Request, ranks: Ranks, status: Status, announce: Announce) 
     }
 
 
-def _tear_down(job: Job, communicator: Communicator) -> None:
+def begin(request: Request, ranks: Ranks, status: Status, clock: Clock) -> tuple[Communicator, Job]:
+    """The job on a communicator of its own, its first steps taken."""
+    clock.start("build")
+    status.at("build")
+    communicator = Communicator(request)
+    job = Job(request, ranks, communicator.group, status, clock.announce)
+    clock.start("first_step")
+    for _ in range(2):  # DDP rebuilds its buckets after the first
+        job.step("first_step")
+    job.synchronize()
+    return communicator, job
+
+
+def tear_down(job: Job, communicator: Communicator) -> None:
+    """Let go of the job and its communicator, so that a next one can be made."""
     job.close()
     gc.collect()  # the old communicator must be gone before a next one is made
     communicator.close()

@@ -16,11 +16,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nccltune.worker.hosts import take_host
 from nccltune.worker.status import LOG_DIR, Status
 
 
 def run() -> None:
     """Serve requests until the tuner says "close". Ends the process when something fails."""
+    take_host(os.environ)
     folder = Path(os.environ[LOG_DIR])
     rank = int(os.environ["RANK"])
     redirect_output(folder / f"rank{rank}.log")
@@ -96,6 +98,11 @@ def _serve(status: Status) -> None:
             return
         if message["type"] == "probe":
             announce("result", result=probe(message, ranks, status))
+        elif message["type"] == "diagnose":
+            from nccltune.worker.diagnose import diagnose  # few groups are asked for it
+
+            request = Request.from_message(message)
+            announce("result", result=diagnose(request, ranks, status, announce))
         else:
             announce(
                 "result", result=measure(Request.from_message(message), ranks, status, announce)

@@ -1,0 +1,158 @@
+"""How every verb that starts ranks begins: a warm host, the survey, a launcher; and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nccltune.cli.speaking import say
+from nccltune.errors import StudyError
+from nccltune.launch.ask import JobPython
+from nccltune.launch.emulation import emulating
+from nccltune.launch.host import HostFailed, WarmHost
+from nccltune.launch.leftovers import end_leftovers, own_folder
+from nccltune.launch.plan import LaunchSettings
+from nccltune.launch.stopping import StopFlag
+from nccltune.launch.torchrun import TorchrunLauncher
+from nccltune.launch.warm import WarmLauncher, early_variables
+from nccltune.launch.worker_files import place_worker
+from nccltune.machine.gpus import visible_gpus
+from nccltune.nccl.site import site_variables
+from nccltune.study.options import SearchOptions
+from nccltune.study.survey import Survey, data_source, find_python, survey
+from nccltune.worker.images import image_folder
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a verb goes on with. `worker_path` holds the worker's files."""
+
+    found: Survey
+    launcher: TorchrunLauncher | WarmLauncher
+    worker_path: Path
+    stop: StopFlag
+
+
+def cache_folder() -> Path:
+    """Where image files and probes are kept between studies."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "nccltune"
+
+
+def end_old() -> None:
+    """End what killed runs have left, and say so."""
+    if leftovers := end_leftovers():
+        say(f"ended {leftovers} processes that an earlier, killed run had left")
+
+
+@contextlib.contextmanager
+def started(
+    options: SearchOptions,
+    cache: Path,
+    *,
+    dry_run: bool = False,
+    meanwhile: Callable[[], object] = lambda: None,
+) -> Iterator[Start]:
+    """The job and the machine looked at; signals are noted from here on. At the end nothing that
+    was started is left. `meanwhile` is called while the host comes up. A dry run starts no host and
+    makes no files.
+
+    Raises: NccltuneError for whatever cannot work.
+    """
+    stop, environ = StopFlag(), emulating(os.environ, options.emulate_hosts)
+    python = find_python(options.python)
+    data_source(options.data)
+    with stop.installed(), _worker_files() as worker_path, contextlib.ExitStack() as stack:
+        host = None
+        if options.launcher != "torchrun" and not dry_run:
+            say(f"asking {python} for its torch, its GPUs and the job (seconds)")
+            host = _start_host(options, python, worker_path, environ)
+            stack.callback(host.end)
+        meanwhile()
+        images = cache / "images"
+        if options.data == "images" and not dry_run and not image_folder(images).exists():
+            say(f"making the image files once, in {images} (half a minute on two cores)")
+        job = JobPython(python, worker_path, environ, host)
+        found, host = _surveyed(options, job, images, stop, make=not dry_run)
+        settings = launch_settings(found, worker_path, environ)
+        launcher = (
+            TorchrunLauncher(settings, stop)
+            if host is None
+            else WarmLauncher(settings, stop, [host])
+        )
+        stack.callback(launcher.close)
+        yield Start(found, launcher, worker_path, stop)
+
+
+def _start_host(
+    options: SearchOptions, python: str, worker_path: Path, environ: Mapping[str, str]
+) -> WarmHost:
+    gpus = () if options.device == "cpu" else visible_gpus(environ)
+    ranks = options.nproc_per_node or len(gpus) or 2
+    early = early_variables({}, environ, ranks)
+    return WarmHost(python, worker_path, environ, site_variables(environ), early)
+
+
+def _surveyed(
+    options: SearchOptions, job: JobPython, images: Path, stop: StopFlag, *, make: bool
+) -> tuple[Survey, WarmHost | None]:
+    """The survey, and the host where it works: it falls back to plain torchrun commands where the
+    user leaves that open.
+    """
+    try:
+        return survey(options, job, images, stop, make=make), job.host
+    except HostFailed as error:
+        plain = JobPython(job.python, job.worker_path, job.base)
+        found = survey(options, plain, images, stop, make=make)  # may know a better reason
+        if options.launcher == "warm":
+            raise StudyError(f"--launcher warm: {error}") from error
+        say(f"{error}\nso every launch is a plain torchrun command, which costs more time")
+        return found, None
+
+
+def launch_settings(found: Survey, worker_path: Path, environ: Mapping[str, str]) -> LaunchSettings:
+    return LaunchSettings(
+        python=found.python,
+        nproc_per_node=found.task.nproc_per_node,
+        backend=found.task.workload.backend,
+        worker_path=worker_path.absolute(),
+        base=environ,
+        site=found.site,
+        gpus=found.gpus,
+        watch_memory=not found.options.allow_busy,
+    )
+
+
+@contextlib.contextmanager
+def _worker_files() -> Iterator[Path]:
+    folder = own_folder()
+    try:
+        yield place_worker(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def tell_setting(found: Survey) -> None:
+    """Says what job is timed, and on what."""
+    task, workload = found.task, found.task.workload
+    for note in found.notes:
+        say(note)
+    if workload.backend == "gloo":
+        say(
+            f"backend gloo on {task.nproc_per_node} {workload.device.upper()} ranks: NCCL "
+            "variables cannot act here, DDP and loader settings can"
+        )
+    shape = "" if ":" in workload.data else f", {workload.image_size} pixels"
+    say(
+        f"job: {workload.model}, batch {task.batch_size} a rank{shape}, data {workload.data}, "
+        f"{workload.precision}, {task.num_workers} loader workers a rank"
+    )
+    say(f"machine: {found.machine.summary()}; torch {found.machine.torch}")
+    pinned = [v for v in found.site.values() if v.name != "LD_LIBRARY_PATH"]
+    if pinned and workload.backend == "nccl":
+        listed = " ".join(f"{v.name}={v.value}" for v in pinned)
+        say(f"set by the site and left alone in every launch: {listed}")

@@ -1,0 +1,152 @@
+"""Ask ranks where a step's time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from nccltune.errors import StudyError
+from nccltune.launch.protocol import Failure, Group, Launcher, Limits, Outcome, Progress
+from nccltune.space import Parameter, ResolvedSpace
+from nccltune.stats.step import Diagnosis, diagnosis_of
+from nccltune.study.definition import Task
+from nccltune.study.effective import Effective, loader_arguments
+from nccltune.study.store import Store
+from nccltune.study.survey import Survey
+from nccltune.worker.spec import Request, Settings
+
+_OF_COMMUNICATION = ("NCCL_", "TORCH_NCCL_", "GLOO_", "FI_", "OFI_NCCL_", "UCX_")
+
+
+def diagnose(
+    found: Survey,
+    launcher: Launcher,
+    log_dir: Path,
+    *,
+    given: Effective | None = None,
+    settings: Settings | None = None,
+    progress: Progress | None = None,
+) -> Diagnosis:
+    """The job in a worker group of its own, whose logs go to `log_dir`. `given` is the
+    configuration, the user's own where it is left out; `settings` hold windows and rounds.
+
+    A launch that fails because its host died is repeated once.
+
+    Raises: StudyError when the ranks fail, with the reason found in their logs; Interrupted.
+    """
+    given = given or own_settings(found.task)
+    message = request(found.task, given, settings or Settings())
+    outcome = _ask(launcher, log_dir, given, message, progress or _quiet)
+    if outcome.host_lost:
+        outcome = _ask(launcher, log_dir, given, message, progress or _quiet)
+    if outcome.result is None:
+        assert outcome.failure is not None
+        raise StudyError(_failed(outcome.failure))
+    return diagnosis_of(outcome.result, outcome.utilization)
+
+
+def diagnosis_in(store: Store) -> Diagnosis | None:
+    """The diagnosis that a study has on record."""
+    for measurement in store.measurements:
+        if measurement.purpose == "diagnose" and measurement.result is not None:
+            return Diagnosis.from_dict(measurement.result)
+    return None
+
+
+def record(store: Store, found: Diagnosis, launcher: str, seconds: float) -> None:
+    """Keep it with the study, so that a resumed search leaves out the same."""
+    store.add_extra(
+        replace(
+            store.measurement(store.trials[0]),
+            id=store.next_id(),
+            launch=store.next_launch(),
+            launcher=launcher,
+            purpose="diagnose",
+            trial=None,
+            origin="diagnosis",
+            value=found.samples_per_second,
+            result=found.to_dict(),
+            nccl=None,
+            utilization=found.utilization,
+            seconds={"diagnosis": round(seconds, 3)},
+            taints=(),
+        )
+    )
+
+
+def left_out(
+    space: ResolvedSpace, found: Diagnosis, threshold: float
+) -> dict[str, tuple[str, ...]]:
+    """Parameters that cannot win as much as noise hides here, by what they are about: communication
+    (NCCL and DDP) and the loader.
+    """
+    groups = {
+        "communication": (found.communication_limit, ("env", "ddp")),
+        "loader": (found.loader_limit, ("loader",)),
+    }
+    leave = {}
+    for name, (limit, targets) in groups.items():
+        names = tuple(p.name for p in space.parameters if p.target in targets and _bounded(p))
+        if names and limit < threshold:
+            leave[name] = names
+    return leave
+
+
+def _bounded(parameter: Parameter) -> bool:
+    """Whether a bound speaks of it: other variables, such as OMP_NUM_THREADS, act on computing."""
+    return parameter.target != "env" or parameter.name.startswith(_OF_COMMUNICATION)
+
+
+def own_settings(task: Task) -> Effective:
+    """The job as the user has it: nothing of ours is set."""
+    return Effective(
+        process_env={},
+        communicator_env={},
+        communicator_config={},
+        ddp={},
+        loader=loader_arguments({}, task),
+        batch_size=task.batch_size,
+    )
+
+
+def request(task: Task, given: Effective, settings: Settings) -> dict[str, Any]:
+    """What the ranks are asked; any live group with `given.process_env` can be."""
+    asked = Request(
+        id="diagnosis",
+        workload=task.workload,
+        settings=settings,
+        ddp=dict(given.ddp),
+        loader=dict(given.loader),
+        batch_size=given.batch_size,
+        communicator_env=dict(given.communicator_env),
+        communicator_config=dict(given.communicator_config),
+    )
+    return {"type": "diagnose", **asdict(asked)}
+
+
+def _ask(
+    launcher: Launcher,
+    log_dir: Path,
+    given: Effective,
+    message: Mapping[str, Any],
+    progress: Progress,
+) -> Outcome:
+    group: Group = launcher.open(given.process_env, log_dir)
+    try:
+        return group.request(message, Limits(), progress)
+    finally:
+        group.close()
+
+
+def _failed(failure: Failure) -> str:
+    tail = "".join(f"\n  | {line}" for line in failure.tail[-8:])
+    return (
+        f"the job failed ({failure.kind}): {failure.message}{tail}\n"
+        f"nothing of ours was set; see {failure.log}"
+    )
+
+
+def _quiet(_message: Mapping[str, Any]) -> None:
+    return
