@@ -27,11 +27,14 @@ ARROWS: dict[str, set[str]] = {
     "machine": {"errors"},
     "space": {"errors", "nccl"},
     "stats": set(),
-    "output": {"errors"},
+    "output": {"errors", "stats"},
     "launch": {"__init__", "errors", "machine", "nccl", "worker"},
-    "study": {"__init__", "errors", "launch", "machine", "nccl", "output", "space", "worker"},
+    "study": {
+        "__init__", "errors", "launch", "machine", "nccl", "output", "space", "stats", "worker",
+    },
     "cli": {
-        "__init__", "errors", "launch", "machine", "nccl", "output", "space", "study", "worker",
+        "__init__", "errors", "launch", "machine", "nccl", "output", "space", "stats", "study",
+        "worker",
     },
 }  # fmt: skip
 
@@ -45,6 +48,7 @@ OWNERS: dict[str, set[str]] = {
     "rich": {"cli"},
     "pydantic": {"space"},
     "pynvml": {"machine"},
+    "psutil": {"machine"},
     "numpy": set(),
     "scipy": {"stats"},
 }
@@ -209,7 +213,9 @@ def test_importing_the_command_line_is_cheap() -> None:
     assert loaded.isdisjoint(HEAVY | {"yaml", "psutil"})
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["search", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["search", "--help"], ["doctor", "--help"], ["--version"]]
+)
 def test_help_is_cheap(arguments: list[str]) -> None:
     loaded = _modules_after(
         "import sys\n"

@@ -16,9 +16,11 @@ from nccltune.cli import app
 SEARCH = {
     "--model", "--trials", "--time-budget", "--space", "--device", "--backend", "--nproc-per-node",
     "--launcher", "--python", "--allow-busy", "--batch-size", "--num-workers", "--image-size",
+    "--emulate-hosts",
     "--data", "--precision", "--channels-last", "--cudnn-benchmark", "--no-cudnn-benchmark",
     "--fix", "--only", "--exclude", "--allow-guarded", "--allow-unsafe", "--study", "--studies-dir",
-    "--new", "--seed", "--dry-run", "--json", "--measure-seconds",
+    "--new", "--seed", "--dry-run", "--json", "--measure-seconds", "--confirm-launches",
+    "--search-anyway",
 }  # fmt: skip
 SHOW = {"--trial", "--studies-dir", "--json"}
 
@@ -68,6 +70,7 @@ def test_choices_and_defaults() -> None:
     assert defaults == {
         "device": "auto", "backend": "auto", "launcher": "auto", "data": "images",
         "precision": "tf32", "cudnn_benchmark": True, "studies_dir": Path("studies"),
+        "confirm_launches": 12,
     }  # fmt: skip
 
 

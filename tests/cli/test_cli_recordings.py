@@ -30,6 +30,17 @@ def test_a_recording_tells_nothing_of_where_it_was_made(name: str) -> None:
             assert not re.search(r'["\' =](/(?:tmp|home|root|opt|work|mnt)\b)', text), file.name
 
 
+RECORDED = ROOT / "tests" / "recorded"
+
+
+@pytest.mark.parametrize("name", ["one-that-pays", "nothing-helps"])
+def test_a_confirmed_study_is_shown_from_its_records(nccltune_command: Command, name: str) -> None:
+    done = nccltune_command("show", name, "--studies-dir", str(RECORDED))
+    assert (done.code, done.err) == (0, "")
+    text = "\n".join(line.rstrip() for line in done.out.splitlines()) + "\n"
+    assert text == (RECORDED / f"{name}.txt").read_text()
+
+
 def test_the_readme_shows_the_recording_as_it_is_printed(nccltune_command: Command) -> None:
     assert "h200x2-resnet50" in KEPT
     text = shown(nccltune_command, "h200x2-resnet50").replace(f"{STUDIES}/", "studies/")

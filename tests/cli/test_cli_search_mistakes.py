@@ -36,6 +36,7 @@ REFUSED = {
         ["--launcher", "slurm"],
         "'slurm' is not one of 'auto', 'warm'",
     ),
+    "one host": (["--emulate-hosts", "1"], "'--emulate-hosts': 1 is not in the range x>=2"),
     "no measuring time": (["--measure-seconds", "nan"], "must be a number, got nan"),
     "another precision": (["--precision", "int8"], "'int8' is not one of"),
     "a seed in words": (["--seed", "x"], "'x' is not a valid integer"),
@@ -95,3 +96,30 @@ def test_a_file_is_no_image_folder(nccltune_command: Command, tmp_path: Path) ->
     assert done.err == (
         f"nccltune: error: --data {file}: is a file; a folder of class folders is wanted\n"
     )
+
+
+def test_a_site_that_contradicts_emulated_hosts_is_told_before_anything_is_asked(
+    nccltune_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_NET", "IB")
+    done = nccltune_command("search", "--emulate-hosts", "2")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        "nccltune: error: --emulate-hosts 2: NCCL_NET must be Socket, but the site (environment) "
+        "has set it to 'IB'; unset it there, or leave the option out\n"
+    )
+    assert nothing_was_made(tmp_path)
+
+
+@pytest.mark.parametrize("arguments", [["--device", "cpu"], ["--backend", "gloo"]])
+def test_hosts_cannot_be_emulated_with_gloo(
+    nccltune_command: Command, tmp_path: Path, arguments: list[str]
+) -> None:
+    given = ("--emulate-hosts", "2", "--data", "synthetic", "--launcher", "torchrun")
+    done = nccltune_command("search", *given, *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        "nccltune: error: --emulate-hosts 2: needs --backend nccl, which chooses its way from rank "
+        "to rank by host; with gloo all ranks talk over sockets as it is\n"
+    )
+    assert nothing_was_made(tmp_path)

@@ -13,8 +13,9 @@ from study_jobs import Asked, definition, favours_buckets, measurement, run_stud
 
 from nccltune.launch.protocol import Failure
 from nccltune.study.folder import StudyPaths
-from nccltune.study.results import Summary, write_results
+from nccltune.study.results import write_results
 from nccltune.study.store import Store
+from nccltune.study.summary import Summary
 
 PRESETS = [
     {"name": "best", "source": "a/b#1", "values": {"bucket_cap_mb": 50, "NCCL_ALGO": "Ring"}},

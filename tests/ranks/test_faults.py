@@ -18,6 +18,7 @@ pytestmark = pytest.mark.ranks
 
 COMMAND = (
     *("search", "--model", "smalljobs:faulty", "--device", "cpu", "--batch-size", "4"),
+    *("--confirm-launches", "0"),
     *("--image-size", "16", "--data", "synthetic", "--space", "cpu", "--study", "faults"),
 )
 
@@ -135,6 +136,7 @@ def test_a_baseline_that_fails_ends_the_study_with_its_reason(cli: Cli) -> None:
     cli.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_new_keeps_the_old_study(cli: Cli) -> None:
     assert cli.run(*COMMAND, "--trials", "1").returncode == 0
     again = cli.run(*COMMAND, "--trials", "1", "--new")

@@ -64,7 +64,7 @@ def test_one_live_group_measures_several_configurations(tmp_path: Path, kind: st
     assert second.seconds["start"] < first.seconds["start"]  # no second launch was paid
 
 
-@pytest.mark.parametrize("step_ms", [0, 50])
+@pytest.mark.parametrize("step_ms", [pytest.param(0, marks=pytest.mark.slow), 50])
 def test_what_is_reported_is_the_loaders_long_run_rate(tmp_path: Path, step_ms: int) -> None:
     """Two workers a rank need 40 ms a sample: 2 ranks x 2 workers / 40 ms is the true rate. With
     much prefetching the first windows show another one: that of what was made ahead. Steps that
@@ -176,7 +176,9 @@ def is_rank(pid: int) -> bool:
     return parent in left() and b"forkserver" in command_of(parent)
 
 
-@pytest.mark.parametrize("killed", ["worker.host", "forkserver"])
+@pytest.mark.parametrize(
+    "killed", ["worker.host", pytest.param("forkserver", marks=pytest.mark.slow)]
+)
 def test_a_host_that_is_killed_takes_its_ranks_along_and_is_replaced(
     tmp_path: Path, killed: str
 ) -> None:

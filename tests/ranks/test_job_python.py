@@ -51,6 +51,7 @@ def test_ranks_need_torch_alone(cli: Cli, torch_alone: Path) -> None:
         assert probe.returncode != 0, f"{missing} is there: this venv proves nothing"
     run = cli.run(
         *("search", "--python", str(torch_alone), "--model", "smalljobs:tiny", "--device", "cpu"),
+        *("--confirm-launches", "0"),
         *("--data", "synthetic", "--image-size", "16", "--batch-size", "4", "--trials", "2"),
         *("--study", "alone"),
     )

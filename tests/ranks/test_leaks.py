@@ -80,6 +80,7 @@ def test_memory_stays_flat_over_200_trials(cli: Cli) -> None:
     (cli.folder / "space.yaml").write_text(SPACE)
     tuner = cli.start(
         *("search", "--model", "smalljobs:tiny", "--device", "cpu", "--batch-size", "4"),
+        *("--confirm-launches", "0"),
         *("--image-size", "16", "--data", "synthetic", "--space", "space.yaml", "--study", "many"),
         *("--trials", "200", "--measure-seconds", "0.3"),
     )

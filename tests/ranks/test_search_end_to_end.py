@@ -34,6 +34,7 @@ def finished(tmp_path_factory, cache):  # type: ignore[no-untyped-def]
     (command.folder / "space.yaml").write_text(SPACE)
     run = command.run(
         *("search", "--model", "smalljobs:tiny", "--device", "cpu", "--trials", "4"),
+        *("--confirm-launches", "0"),
         *("--batch-size", "4", "--image-size", "32", "--data", "images", "--num-workers", "1"),
         *("--space", "space.yaml", "--study", "small", "--json"),
     )
@@ -130,6 +131,7 @@ def test_a_finished_study_prints_its_result(finished) -> None:  # type: ignore[n
     command, run = finished
     again = command.run(
         *("search", "--model", "smalljobs:tiny", "--device", "cpu", "--trials", "4"),
+        *("--confirm-launches", "0"),
         *("--batch-size", "4", "--image-size", "32", "--data", "images", "--num-workers", "1"),
         *("--space", "space.yaml", "--study", "small", "--json"),
     )
@@ -142,6 +144,7 @@ def test_another_job_is_refused_with_its_difference(finished) -> None:  # type: 
     command, _ = finished
     other = command.run(
         *("search", "--model", "smalljobs:tiny", "--device", "cpu", "--trials", "5"),
+        *("--confirm-launches", "0"),
         *("--batch-size", "6", "--image-size", "32", "--data", "images", "--num-workers", "1"),
         *("--space", "space.yaml", "--study", "small"),
     )

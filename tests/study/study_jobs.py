@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,8 +15,10 @@ from nccltune.machine.facts import Machine
 from nccltune.nccl.site import SiteVariable
 from nccltune.space import Facts, ResolvedSpace, Selection, Space, resolve
 from nccltune.study.budget import Budget
+from nccltune.study.confirm import Launch
 from nccltune.study.definition import Definition, Task
 from nccltune.study.folder import StudyPaths, locked
+from nccltune.study.measuring import Measurer
 from nccltune.study.planner import Memory, Planner, stage_parameters
 from nccltune.study.proposals import Proposal, Proposer
 from nccltune.study.records import Measurement, Stage, Trial
@@ -269,12 +271,24 @@ class Listener:
     failures: list[Failure | None] = field(default_factory=list)
     logs: list[Path | None] = field(default_factory=list)
     messages: int = 0
+    noises: list[list[float]] = field(default_factory=list)
+    refused: list[float] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
 
     def trial_begins(self, number: int) -> None:
         self.begun.append(number)
 
     def progress(self, message: Mapping[str, Any]) -> None:
         self.messages += 1
+
+    def noise(self, speeds: Sequence[float], wanted: int) -> None:
+        self.noises.append(list(speeds))
+
+    def no_confirmation(self, seconds: float) -> None:
+        self.refused.append(seconds)
+
+    def launch_ends(self, launch: Launch, measurement: Measurement) -> None:
+        self.launches.append(launch)
 
     def trial_ends(self, trial: Trial, failure: Failure | None, log: Path | None) -> None:
         self.ended.append(trial)
@@ -311,20 +325,24 @@ def search_in(
 ) -> Search:
     """A search on what the folder holds, as the command makes one. Hold the lock meanwhile."""
     store = Store(paths)
-    return Search(
+    measurer = Measurer(
         store=store,
         launcher=launcher,
-        planner=planner
-        or planner_of(paths, space, store.trials, seed, Memory(None, store.peak_memory)),
         task=TASK,
         space=space,
         nccl=NCCL,
         config_fields=frozenset({"min_ctas", "max_ctas"}),
         settings=Settings(),
+        site=site or {},
+    )
+    return Search(
+        store=store,
+        planner=planner
+        or planner_of(paths, space, store.trials, seed, Memory(None, store.peak_memory)),
+        measurer=measurer,
         budget=Budget(trials, seconds),
         reporter=listener or Listener(),
         stop=stop or StopFlag(),
-        site=site or {},
     )
 
 

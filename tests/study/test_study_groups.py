@@ -27,6 +27,7 @@ from nccltune.launch.protocol import Failure, Outcome
 from nccltune.launch.stopping import StopFlag
 from nccltune.nccl.site import SiteVariable
 from nccltune.study.folder import StudyPaths, locked
+from nccltune.study.measuring import Measurer
 from nccltune.study.records import Measurement
 from nccltune.study.search import Search
 from nccltune.study.store import Store
@@ -263,12 +264,12 @@ def test_what_the_site_holds_is_not_given_again_and_never_changed(
     assert [m.effective["env"] for m in found] == [{}, {}]
     assert [asked.env for asked in launcher.asked] == [{}, {}]
 
-    whole = Search.effective
+    whole = Measurer.effective
 
-    def careless(search: Search, configuration: Values) -> Any:
-        return replace(whole(search, configuration), communicator_env={"NCCL_ALGO": "Ring"})
+    def careless(measurer: Measurer, configuration: Values) -> Any:
+        return replace(whole(measurer, configuration), communicator_env={"NCCL_ALGO": "Ring"})
 
-    monkeypatch.setattr(Search, "effective", careless)
+    monkeypatch.setattr(Measurer, "effective", careless)
     other = StudyPaths(paths.folder.with_name("other"))
     launcher = FormulaLauncher(constant)
     with locked(other), pytest.raises(StudyError, match="NCCL_ALGO=Ring would override"):
@@ -431,8 +432,12 @@ class Faulty:
 
 
 PARTS = {
-    "ranks": lambda s, f: setattr(s.launcher, "speed", f.before(s.launcher.speed)),
-    "launcher": lambda s, f: setattr(s.launcher, "open", f.before(s.launcher.open)),
+    "ranks": lambda s, f: setattr(
+        s.measurer.launcher, "speed", f.before(s.measurer.launcher.speed)
+    ),
+    "launcher": lambda s, f: setattr(
+        s.measurer.launcher, "open", f.before(s.measurer.launcher.open)
+    ),
     "trial begins": lambda s, f: setattr(s.reporter, "trial_begins", f),
     "progress": lambda s, f: setattr(s.reporter, "progress", f),
     "trial ends": lambda s, f: setattr(s.reporter, "trial_ends", f),
@@ -494,7 +499,7 @@ def test_a_search_can_be_run_again_and_opens_a_group_of_its_own(paths: StudyPath
         search.run()
         search.budget.trials = 4
         search.run()
-        search.close()  # and once more does no harm
+        search.measurer.close()  # and once more does no harm
     assert launcher.asked_by_group == [2, 2]
     assert launches(Store(paths).measurements) == [0, 0, 1, 1]
     assert launcher.all_closed
@@ -584,7 +589,7 @@ def test_the_time_to_replace_a_group_is_the_next_trials(
     paths: StudyPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("nccltune.study.search.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("nccltune.study.measuring.time.monotonic", lambda: now[0])
 
     class Slow(FormulaGroup):
         def close(self) -> None:

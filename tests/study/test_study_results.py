@@ -22,9 +22,11 @@ from study_jobs import (
 import nccltune
 from nccltune.launch.protocol import Failure
 from nccltune.study.folder import StudyPaths
+from nccltune.study.outcomes import verdict_line
 from nccltune.study.records import Measurement, Trial, best_of
-from nccltune.study.results import Summary, read_all, verdict_line, write_results
+from nccltune.study.results import read_all, write_results
 from nccltune.study.store import Store
+from nccltune.study.summary import Summary
 
 SPACE = space_of()
 

@@ -25,7 +25,7 @@ from nccltune.launch.protocol import Failure, Limits
 from nccltune.launch.stopping import StopFlag
 from nccltune.space import key
 from nccltune.study.folder import StudyPaths, locked
-from nccltune.study.search import _without
+from nccltune.study.measuring import _without
 from nccltune.study.store import Store
 
 SPACE = space_of(presets=PRESETS)
@@ -340,11 +340,11 @@ def test_a_larger_batch_gets_more_time_for_its_steps(paths: StudyPaths) -> None:
     with locked(paths):
         search = search_in(paths, FormulaLauncher(favours_buckets), space, 1)
         search.run()
-        given = search.effective(space.baseline)
+        given = search.measurer.effective(space.baseline)
         assert given.batch_size == 640
         search.budget.trials = 2
         search.run()
-    launcher = search.launcher
+    launcher = search.measurer.launcher
     assert isinstance(launcher, FormulaLauncher)
     # The window of the baseline lasts 1 s: 12 x 1 s x 640/64.
     assert launcher.asked[1].limits.window == 120.0

@@ -8,6 +8,8 @@ import sys
 import click
 
 from nccltune import __version__
+from nccltune.cli.compare import compare
+from nccltune.cli.doctor import doctor
 from nccltune.cli.search import search
 from nccltune.cli.show import show
 from nccltune.errors import Interrupted, NccltuneError
@@ -21,6 +23,8 @@ def app() -> None:
     """
 
 
+app.add_command(compare)
+app.add_command(doctor)
 app.add_command(search)
 app.add_command(show)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,12 @@ from rich.text import Text
 
 from nccltune.cli.speaking import say
 from nccltune.launch.protocol import Failure
-from nccltune.output import words
+from nccltune.output import verdicts, words
 from nccltune.space import ResolvedSpace, changes
+from nccltune.stats.noise import noise_threshold
 from nccltune.study.budget import Budget
-from nccltune.study.records import Trial, best_of
+from nccltune.study.confirm import Launch
+from nccltune.study.records import Measurement, Trial, best_of
 from nccltune.study.store import Store
 
 _PHASES = {
@@ -33,11 +35,11 @@ _PHASES = {
 
 @contextlib.contextmanager
 def open_reporter(
-    store: Store, space: ResolvedSpace, budget: Budget
+    store: Store, space: ResolvedSpace, budget: Budget, limit: int
 ) -> Iterator[PlainReporter | BarReporter]:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if not console.is_terminal:
-        yield PlainReporter(store, space, budget)
+        yield PlainReporter(store, space, budget, limit)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -46,14 +48,14 @@ def open_reporter(
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        yield BarReporter(store, space, budget, progress)
+        yield BarReporter(store, space, budget, limit, progress)
 
 
 class PlainReporter:
     """One line for each trial that ends."""
 
-    def __init__(self, store: Store, space: ResolvedSpace, budget: Budget) -> None:
-        self._store, self._space, self._budget = store, space, budget
+    def __init__(self, store: Store, space: ResolvedSpace, budget: Budget, limit: int) -> None:
+        self._store, self._space, self._budget, self._limit = store, space, budget, limit
 
     def trial_begins(self, number: int) -> None:
         if number == 0:
@@ -61,6 +63,19 @@ class PlainReporter:
 
     def progress(self, message: Mapping[str, Any]) -> None:
         return
+
+    def noise(self, speeds: Sequence[float], wanted: int) -> None:
+        if len(speeds) == wanted:
+            self.note(verdicts.noise_line(noise_threshold([speeds]), wanted, self._limit))
+
+    def no_confirmation(self, seconds: float) -> None:
+        self.note(
+            f"note: a confirmation takes about {words.duration(seconds)} more here, which the time "
+            "budget does not leave: the result will be marked not confirmed"
+        )
+
+    def launch_ends(self, launch: Launch, measurement: Measurement) -> None:
+        self.note(launch_line(launch, measurement))
 
     def trial_ends(self, trial: Trial, failure: Failure | None, log: Path | None) -> None:
         self.note(trial_line(self._store, self._space, self._budget, trial, failure))
@@ -73,9 +88,9 @@ class BarReporter(PlainReporter):
     """The same lines above a bar that shows the best so far, failures and the time left."""
 
     def __init__(
-        self, store: Store, space: ResolvedSpace, budget: Budget, progress: Progress
+        self, store: Store, space: ResolvedSpace, budget: Budget, limit: int, progress: Progress
     ) -> None:
-        super().__init__(store, space, budget)
+        super().__init__(store, space, budget, limit)
         self._bar = progress
         self._task = progress.add_task(
             "starting", total=budget.trials, completed=len(store.trials), detail=""
@@ -116,6 +131,15 @@ class BarReporter(PlainReporter):
             description=f"trial {len(trials)}: {self._phase}" if self._phase else "next trial",
             detail="  ".join(parts),
         )
+
+
+def launch_line(launch: Launch, measurement: Measurement) -> str:
+    """One launch of the confirmation in one line."""
+    head = f"confirm    {launch.comparison}, launch {launch.block + 1} of at most {launch.limit}"
+    side = launch.side if launch.side in ("baseline", "candidate") else f"trial {launch.side}"
+    if measurement.failure is not None:
+        return f"{head}, {side}  failed: {measurement.failure['kind'].replace('_', ' ')}"
+    return f"{head}, {side}  {words.samples(measurement.value)} samples/s"
 
 
 def trial_line(

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 
-def _finite(_context: click.Context, parameter: click.Parameter, value: float) -> float:
+def finite(_context: click.Context, parameter: click.Parameter, value: float) -> float:
     if not math.isfinite(value):  # no comparison of a range refuses a NaN
         raise click.BadParameter(f"must be a number, got {value}", param=parameter)
     return value
@@ -19,6 +19,15 @@ def _finite(_context: click.Context, parameter: click.Parameter, value: float) -
 def _positive(_context: click.Context, parameter: click.Parameter, value: int | None) -> int | None:
     if value is not None and not 1 <= value <= 1_000_000_000:
         raise click.BadParameter(f"must be 1 to 1000000000, got {value}", param=parameter)
+    return value
+
+
+def launches(_context: click.Context, parameter: click.Parameter, value: int) -> int:
+    if value != 0 and not 6 <= value <= 12:
+        raise click.BadParameter(
+            f"must be 6 to 12, or 0 for none, got {value}: fewer cannot exclude chance",
+            param=parameter,
+        )
     return value
 
 
@@ -56,6 +65,12 @@ def _positive(_context: click.Context, parameter: click.Parameter, value: int | 
     metavar="N",
     callback=_positive,
     help="Ranks.  [all visible GPUs; 2 on the CPU]",
+)
+@click.option(
+    "--emulate-hosts",
+    type=click.IntRange(2),
+    metavar="N",
+    help="For testing: the ranks talk over sockets as if they sat on N hosts. Needs NCCL.",
 )
 @click.option(
     "--launcher",
@@ -129,11 +144,26 @@ def _positive(_context: click.Context, parameter: click.Parameter, value: int | 
 @click.option(
     "--measure-seconds",
     type=click.FloatRange(0.3, 600),
-    callback=_finite,
+    callback=finite,
     default=1.2,
     show_default=True,
     metavar="S",
     help="Time that counts in a trial, in windows of 0.3 s or 5 steps; warm-up comes on top.",
+)
+@click.option(
+    "--confirm-launches",
+    type=int,
+    callback=launches,
+    default=12,
+    show_default=True,
+    metavar="N",
+    help="Most fresh launches of each side when the winner is compared with the defaults, 6 to 12; "
+    "looked at after 6 and after 12. 0 for none: the result is then not confirmed.",
+)
+@click.option(
+    "--search-anyway",
+    is_flag=True,
+    help="Also search settings that cannot win more than the noise, by what a step consists of.",
 )
 @click.option("--study", metavar="NAME", help="Name of the study.  [MODEL-BACKEND-xN]")
 @click.option(

@@ -21,10 +21,11 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def show(study: str | None, trial: int | None, studies_dir: Path, as_json: bool) -> None:
     """Show a study (its name below --studies-dir, or its folder); without one, list all."""
-    from nccltune.cli import tables
+    from nccltune.cli import documents, tables
     from nccltune.errors import UsageError
     from nccltune.study.folder import find_study
-    from nccltune.study.results import Summary, read_all
+    from nccltune.study.results import read_all
+    from nccltune.study.summary import Summary
 
     if study is None:
         if trial is not None:
@@ -33,7 +34,7 @@ def show(study: str | None, trial: int | None, studies_dir: Path, as_json: bool)
         for reason in unreadable:
             click.echo(f"nccltune: {reason}", err=True)
         if as_json:
-            click.echo(json.dumps([tables.as_json(s) for s in summaries], indent=2))
+            click.echo(json.dumps([documents.as_json(s) for s in summaries], indent=2))
         else:
             tables.print_studies(summaries, studies_dir)
         return
@@ -41,7 +42,7 @@ def show(study: str | None, trial: int | None, studies_dir: Path, as_json: bool)
     summary.check()
     if trial is None:
         if as_json:
-            click.echo(json.dumps(tables.as_json(summary, with_trials=True), indent=2))
+            click.echo(json.dumps(documents.as_json(summary, with_trials=True), indent=2))
         else:
             tables.print_summary(summary)
         return
@@ -52,6 +53,6 @@ def show(study: str | None, trial: int | None, studies_dir: Path, as_json: bool)
             else f"--trial {trial}: {summary.paths.name} has no trials yet"
         )
     if as_json:
-        click.echo(json.dumps(tables.trial_json(summary, summary.trials[trial]), indent=2))
+        click.echo(json.dumps(documents.trial_json(summary, summary.trials[trial]), indent=2))
     else:
         tables.print_trial(summary, summary.trials[trial])

@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nccltune.cli import tables
-from nccltune.cli.reporters import open_reporter
+from nccltune.cli import documents, tables
+from nccltune.cli.reporters import PlainReporter, open_reporter
 from nccltune.cli.speaking import say
-from nccltune.errors import Interrupted, UsageError
+from nccltune.errors import Interrupted, StudyError, UsageError
 from nccltune.launch.environment import DIAGNOSTIC
 from nccltune.launch.protocol import Launcher
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.worker_files import place_worker
+from nccltune.machine.health import read
+from nccltune.output.diagnosis import paragraph
+from nccltune.output.verdicts import percent
 from nccltune.space import ResolvedSpace
+from nccltune.stats.noise import noise_threshold
 from nccltune.study.budget import Budget
+from nccltune.study.confirming import confirm_results
 from nccltune.study.definition import Definition, command_line, refuse_changes
+from nccltune.study.diagnosing import diagnose, diagnosis_in, left_out, record
 from nccltune.study.folder import StudyPaths, has_records, read_definition
+from nccltune.study.measuring import Measurer
 from nccltune.study.planner import Memory, Planner, stage_parameters
 from nccltune.study.probing import probe_machine
 from nccltune.study.proposals import Proposer
-from nccltune.study.results import Summary, write_results
+from nccltune.study.results import write_results
 from nccltune.study.search import Ending, Search
 from nccltune.study.store import Store
+from nccltune.study.summary import Summary
 from nccltune.study.survey import Survey, nccl_version, refuse_busy, refuse_empty, resolve_space
 from nccltune.worker.spec import Settings
 
@@ -68,7 +78,7 @@ def carry_out(
     write_results(summary)
     _tell_ending(ending, found, paths, len(store.trials))
     if as_json:
-        print(json.dumps({**tables.as_json(summary), "ended": ending}, indent=2))
+        print(json.dumps({**documents.as_json(summary), "ended": ending}, indent=2))
     else:
         tables.print_summary(summary)
     return 0
@@ -108,30 +118,78 @@ def _measure(
     )
     memory = Memory(min(found.machine.gpu_memory_bytes, default=None), store.peak_memory)
     planner = Planner(space, proposer, found.task.batch_size, memory)
-    with open_reporter(store, space, budget) as reporter:
+    limit = found.options.confirm_launches
+    measurer = Measurer(
+        store=store,
+        launcher=launcher,
+        task=found.task,
+        space=space,
+        nccl=nccl_version(found, probe),
+        config_fields=frozenset(found.job["nccl_config_fields"]),
+        settings=settings_for(found.options.measure_seconds),
+        site=found.site,
+        memory_is_ours=not found.options.allow_busy,
+        private=private,
+        health=partial(read, found.gpus),
+    )
+    with open_reporter(store, space, budget, limit) as reporter:
         search = Search(
             store=store,
-            launcher=launcher,
             planner=planner,
-            task=found.task,
-            space=space,
-            nccl=nccl_version(found, probe),
-            config_fields=frozenset(found.job["nccl_config_fields"]),
-            settings=settings_for(found.options.measure_seconds),
+            measurer=measurer,
             budget=budget,
             reporter=reporter,
             stop=stop,
-            site=found.site,
-            memory_is_ours=not found.options.allow_busy,
-            private=private,
+            confirm=limit > 0,
         )
+        search.narrow = partial(_narrow, found, measurer, reporter)
         try:
             ending: Ending | None = search.run()
+            if search.confirm:
+                confirm_results(measurer, budget, reporter, stop, space, limit, found.options.seed)
         except Interrupted:
             ending = None
-    for text in dict.fromkeys([*launcher.warnings, *planner.rejected.values()]):
+    notes = [*launcher.warnings, *planner.rejected.values()]
+    if measurer.disturbed:
+        several = len(measurer.disturbed)
+        notes.append(
+            f"{several} measurement{'s were' if several > 1 else ' was'} disturbed and repeated: "
+            f"{measurer.disturbed[0]}"
+        )
+    for text in dict.fromkeys(notes):
         say(f"note: {text}")
     return ending
+
+
+def _narrow(found: Survey, measurer: Measurer, reporter: PlainReporter) -> tuple[str, ...]:
+    """Says where a step's time goes. Returns the parameters that the search leaves out for it."""
+    store, space = measurer.store, measurer.space
+    diagnosis = diagnosis_in(store)
+    if diagnosis is None:
+        began = time.monotonic()
+        log_dir = store.paths.launch_logs(store.next_launch())
+        given = measurer.effective(store.trials[0].parameters)
+        try:
+            diagnosis = diagnose(
+                found, measurer.launcher, log_dir, given=given, settings=Settings(windows=2)
+            )
+        except StudyError as error:
+            reporter.note(f"note: not known where a step's time goes: {error}")
+            return ()
+        record(store, diagnosis, measurer.launcher.name, time.monotonic() - began)
+        reporter.note(paragraph(diagnosis))
+    threshold = noise_threshold([store.noise()])
+    leave = left_out(space, diagnosis, threshold)
+    for about, names in leave.items():
+        verb = "searched all the same" if found.options.search_anyway else "not searched"
+        reporter.note(
+            f"{verb}, since {about} settings cannot win the {percent(threshold)} that can be shown "
+            f"here: {' '.join(names)}"
+            + ("" if found.options.search_anyway else " (--search-anyway searches them)")
+        )
+    if found.options.search_anyway:
+        return ()
+    return tuple(name for names in leave.values() for name in names)
 
 
 def settings_for(measure_seconds: float) -> Settings:
@@ -165,7 +223,7 @@ def _tell_ending(ending: Ending | None, found: Survey, paths: StudyPaths, done: 
         "trials": f"done: {done} trials",
         "time": f"the time budget is spent after {done} of {found.options.trials} trials (a "
         "further one would end after it); the same command goes on",
-        "exhausted": f"done: every configuration that is legal here has been measured ({done} "
-        "trials)",
+        "exhausted": f"done: every configuration that is legal here and can win something has been "
+        f"measured ({done} trials)",
     }
     say(reasons[ending])

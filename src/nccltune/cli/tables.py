@@ -9,17 +9,25 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nccltune.output import words
-from nccltune.space import ResolvedSpace
+from nccltune.output import verdicts, words
+from nccltune.space import ResolvedSpace, changes
 from nccltune.study.budget import trial_seconds
+from nccltune.study.outcomes import (
+    Outcome,
+    larger_line,
+    larger_outcome,
+    own_outcome,
+    tainted,
+    verdict_line,
+)
 from nccltune.study.records import Trial
-from nccltune.study.results import Summary, verdict_line
+from nccltune.study.summary import Summary
 
 _SHOWN = 8
 _PLAIN_WIDTH = 120  # where no terminal says otherwise
@@ -67,7 +75,7 @@ def print_summary(summary: Summary) -> None:
     if baseline not in own:
         own.append(baseline)
     console.print()
-    console.print(Text("Best trials at the user's batch size (search values, not confirmed):"))
+    console.print(Text(f"Best trials at the user's batch size ({_search_values(summary)}):"))
     console.print(_trials(summary, own))
     larger = [t for t in ranking if t.stage == "batch"][:3]
     if larger:
@@ -77,6 +85,12 @@ def print_summary(summary: Summary) -> None:
     console.print()
     for line in summary_lines(summary):
         console.print(Text(line))
+
+
+def _search_values(summary: Summary) -> str:
+    if summary.own is None or summary.own.verdict is None:
+        return "search values, not confirmed"
+    return "search values, which rank them; the verdict is from fresh launches"
 
 
 def _trials(summary: Summary, trials: Sequence[Trial]) -> Table:
@@ -99,7 +113,7 @@ def _trials(summary: Summary, trials: Sequence[Trial]) -> Table:
 
 def summary_lines(summary: Summary) -> list[str]:
     """The sentences under the tables."""
-    lines = [f"Verdict: {verdict_line(summary)}."]
+    lines = [f"Verdict: {verdict_line(summary)}.", *_what_pays(summary)]
     failures = summary.failures()
     pruned = sum(t.state == "pruned" for t in summary.trials)
     listed = ", ".join(f"{n} {kind.replace('_', ' ')}" for kind, n in failures.items())
@@ -112,23 +126,55 @@ def summary_lines(summary: Summary) -> list[str]:
     shares = ", ".join(
         f"{n} {words.duration(s)} ({100 * s / total:.0f}%)" for n, s in spent.items()
     )
-    lines.append(f"Time in trials: {words.duration(total)}: {shares}.")
+    lines.append(f"Time in launches: {words.duration(total)}: {shares}.")
     files = written_files(summary)
     if files:
         lines.append(f"Written: {', '.join(files)}")
     return [*lines, *_how_to_use(summary)] if files else lines
 
 
+def _what_pays(summary: Summary) -> list[str]:
+    """What the settings carry, what was dropped, and what a larger batch gives."""
+    own, lines = summary.own, []
+    if own is not None and own.faster:
+        for name, found in own.shares.items():
+            lines.append(f"  {verdicts.share(name, found)}")
+        for name, found in own.dropped.items():
+            lines.append(f"  dropped, not shown to pay: {verdicts.share(name, found)}")
+    if taint := tainted(summary):
+        lines.append(f"  {taint}")
+    if summary.larger is None:
+        return lines
+    lines.append(f"With a larger batch: {larger_line(summary)}.")
+    outcome = larger_outcome(summary)
+    if outcome is not None:
+        lines.append(f"  {_larger_note(summary, outcome)}")
+    return lines
+
+
+def _larger_note(summary: Summary, outcome: Outcome) -> str:
+    measurement = summary.given_to(outcome.configuration)
+    memory = summary.definition["machine"]["gpu_memory_bytes"]
+    left = ""
+    if memory and measurement.result is not None:
+        free = min(memory) - max(measurement.result["peak_memory_bytes"])
+        left = f" leaves {words.size(free)} of a GPU's memory;"
+    return (
+        f"batch {measurement.effective['batch_size']} a rank:{left} the learning rate, and what "
+        "training arrives at, change with it"
+    )
+
+
 def _how_to_use(summary: Summary) -> list[str]:
     """The command that takes the result into a job; none where the defaults won."""
-    winner, paths = summary.winner, summary.paths
-    if winner is None or winner.number == 0:
+    outcome, paths = own_outcome(summary), summary.paths
+    if outcome is None or outcome.trial.number == 0:
         return []
     lines = []
-    if summary.measurement(winner).effective["env"]:
+    if summary.given_to(outcome.configuration).effective["env"]:
         file = shlex.quote(os.path.normpath(paths.best_env))
         lines.append(f"Use it in a shell:   set -a; . {file}; set +a; torchrun ...")
-    changed = summary.changes(winner)
+    changed = changes(outcome.configuration, summary.space.baseline)
     if any(p.name in changed and p.target in ("ddp", "loader") for p in summary.space.parameters):
         call = f'nccltune.load("{os.path.normpath(paths.best_yaml)}")'
         lines.append(f"Use it in a script:  best = {call}; DDP(model, **best.ddp_kwargs)")
@@ -166,7 +212,9 @@ def print_studies(summaries: Sequence[Summary], studies_dir: Path) -> None:
             Text(str(summary.definition["created"])[:16].replace("T", " ")),
         )
     console.print(table)
-    console.print(Text("samples/s of all ranks; search values, not confirmed"))
+    console.print(
+        Text("samples/s of all ranks; search values: `nccltune show STUDY` has the verdict")
+    )
 
 
 def print_trial(summary: Summary, trial: Trial) -> None:
@@ -242,42 +290,6 @@ def _result_rows(summary: Summary, trial: Trial) -> list[tuple[str, str]]:
     if measurement.utilization:
         rows.append(("GPU use", " ".join(f"{u:.0f}%" for u in measurement.utilization)))
     return rows
-
-
-def as_json(summary: Summary, *, with_trials: bool = False) -> dict[str, Any]:
-    baseline, winner, larger = summary.baseline, summary.winner, summary.larger
-    document: dict[str, Any] = {
-        "study": summary.paths.name,
-        "folder": str(summary.paths.folder),
-        "created": summary.definition["created"],
-        "trials": len(summary.trials),
-        "failures": summary.failures(),
-        "baseline": None
-        if baseline is None
-        else {"trial": 0, "samples_per_second": baseline.value},
-        "best": None if winner is None else _short_json(summary, winner),
-        "best_with_larger_batch": None if larger is None else _short_json(summary, larger),
-        "verdict": None,
-        "seconds": {name: round(s, 3) for name, s in summary.time_spent().items()},
-        "files": written_files(summary),
-    }
-    if with_trials:
-        document["all_trials"] = [trial.to_dict() for trial in summary.trials]
-    return document
-
-
-def _short_json(summary: Summary, trial: Trial) -> dict[str, Any]:
-    given = summary.measurement(trial).effective
-    return {
-        "trial": trial.number,
-        "samples_per_second": trial.value,
-        "changes": summary.changes(trial),
-        **given,
-    }
-
-
-def trial_json(summary: Summary, trial: Trial) -> dict[str, Any]:
-    return {**trial.to_dict(), "measurement": summary.measurement(trial).to_dict()}
 
 
 def forecast(done: Sequence[Trial], trials: int, budget: float | None) -> str:

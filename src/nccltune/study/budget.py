@@ -48,6 +48,8 @@ class Budget:
         self.trials = trials
         self._seconds = seconds
         self._began = time.monotonic()
+        self.reserved = 0.0
+        """Seconds of the budget that the search leaves to the confirmation."""
 
     @property
     def spent(self) -> float:
@@ -58,12 +60,27 @@ class Budget:
 
     def share_spent(self) -> float:
         """Of the time budget, 0 to 1; 0 where there is none."""
-        return 0.0 if not self._seconds else min(1.0, self.spent / self._seconds)
+        own = self.search_seconds
+        return 0.0 if own is None else 1.0 if own <= 0 else min(1.0, self.spent / own)
+
+    @property
+    def seconds(self) -> float | None:
+        return self._seconds
+
+    @property
+    def search_seconds(self) -> float | None:
+        """What the search itself may spend of it."""
+        return None if self._seconds is None else max(0.0, self._seconds - self.reserved)
 
     def fits(self, trials: Sequence[Trial]) -> bool:
         """Whether a trial of the usual length still ends in time. The baseline always fits."""
         remaining = self.remaining()
         cost = trial_seconds(trials)
+        return remaining is None or cost is None or cost + self.reserved <= remaining
+
+    def fits_launch(self, cost: float | None) -> bool:
+        """Whether one more launch of the confirmation, of so many seconds, ends in time."""
+        remaining = self.remaining()
         return remaining is None or cost is None or cost <= remaining
 
     def forecast(self, trials: Sequence[Trial]) -> float | None:
@@ -72,5 +89,5 @@ class Budget:
         remaining = self.remaining()
         if cost is None:
             return remaining
-        by_trials = cost * max(0, self.trials - len(trials))
+        by_trials = cost * max(0, self.trials - len(trials)) + self.reserved
         return by_trials if remaining is None else min(by_trials, remaining)

@@ -27,13 +27,16 @@ class Task:
     num_workers: int
     python: str | None
     """As given with --python; None is nccltune's own."""
+    emulate_hosts: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         workload = asdict(self.workload)
         if workload["data"] == "images":
             workload["folder"] = None  # in a cache, wherever that is
+        emulated = {"emulate_hosts": self.emulate_hosts} if self.emulate_hosts else {}
         return {
             **workload,
+            **emulated,
             "nproc_per_node": self.nproc_per_node,
             "batch_size": self.batch_size,
             "num_workers": self.num_workers,

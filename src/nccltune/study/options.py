@@ -24,6 +24,7 @@ class SearchOptions:
     device: str = "auto"
     backend: str = "auto"
     nproc_per_node: int | None = None
+    emulate_hosts: int | None = None
     launcher: str = "auto"
     python: str | None = None
     allow_busy: bool = False
@@ -44,6 +45,8 @@ class SearchOptions:
     new: bool = False
     seed: int = 0
     measure_seconds: float = 1.2
+    confirm_launches: int = 12
+    search_anyway: bool = False
     command: tuple[str, ...] = ()
 
     def complete(self, device: str) -> SearchOptions:

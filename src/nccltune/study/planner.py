@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from nccltune.space import Parameter, ResolvedSpace, Value, canonical, key, violation
+from nccltune.space import Parameter, ResolvedSpace, Value, canonical, changes, key, violation
 from nccltune.study.budget import Budget
 from nccltune.study.proposals import Proposal, Proposer
 from nccltune.study.records import Stage, Trial, best_of
@@ -49,6 +49,7 @@ class Planner:
         self._cheap: Callable[[Mapping[str, Value]], bool] = bool
         self._waiting: dict[Stage, list[Next]] = {"search": [], "batch": []}
         self._used_up: set[Stage] = set()
+        self._left_out: frozenset[str] = frozenset()
         self.rejected: dict[int, str] = {}
         """Batch sizes that are not tried, and why."""
 
@@ -67,7 +68,14 @@ class Planner:
             if found is not None:
                 return found
         # the user's own batch size is used up: larger ones may still be open within their share
-        return self._batch(trials) if self._batch_room(trials, len(trials) + 1) > 0 else None
+        total = budget.trials if self._left_out else len(trials) + 1
+        return self._batch(trials) if self._batch_room(trials, total) > 0 else None
+
+    def leave_out(self, names: Collection[str]) -> None:
+        """Vary these no more at the user's own batch size."""
+        self._left_out = frozenset(names)
+        if names and not self._proposer.leave_out(names, "search"):
+            self._used_up.add("search")
 
     def tell(self, trial: Trial, following: Next) -> None:
         self._proposer.tell(trial, following.proposal)
@@ -78,6 +86,8 @@ class Planner:
         known = {key(t.parameters) for t in trials}
         for preset in self._space.presets:
             configuration = self._complete(preset.values)
+            if self._left_out & changes(configuration, self._space.baseline).keys():
+                continue
             if key(configuration) not in known and violation(configuration, self._space) is None:
                 return Next(configuration, "search", f"preset {preset.name}")
         return self._sampled("search", {}, trials, None)

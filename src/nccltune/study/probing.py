@@ -37,6 +37,7 @@ def probe_key(survey: Survey) -> str:
         survey.python,
         sorted((v.name, v.value) for v in survey.site.values()),
         fixed_env(survey),
+        *([survey.task.emulate_hosts] if survey.task.emulate_hosts else []),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
@@ -73,6 +74,9 @@ def probe_machine(survey: Survey, launcher: Launcher, log_dir: Path, cache: Path
         raise StudyError(
             f"NCCL's log in {log_dir} names no transport between ranks; is NCCL_DEBUG redirected?"
         )
+    hosts = survey.task.emulate_hosts
+    if hosts and facts["nodes"] not in (None, hosts):  # NCCL before 2.20 does not tell
+        raise StudyError(f"NCCL's log in {log_dir} counts {facts['nodes']} hosts, not {hosts}")
     _remember(survey, cache, facts)
     return facts
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,6 +101,13 @@ class Proposer:
                 if _TRIAL in frozen.user_attrs:
                     told.add((stage, frozen.user_attrs[_TRIAL]))
         return told == {(trial.stage, trial.number) for trial in trials}
+
+    def leave_out(self, names: Collection[str], stage: Stage) -> bool:
+        """Propose these no more in a stage. Returns whether anything is left to propose."""
+        for parts in (self._distributions, self._parameters):
+            kept = {name: found for name, found in parts[stage].items() if name not in names}
+            parts[stage] = kept  # type: ignore[assignment]
+        return bool(self._distributions[stage])
 
     def ask(self, stage: Stage) -> Proposal:
         study = self._studies[stage]

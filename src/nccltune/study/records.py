@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -10,6 +10,22 @@ Value = None | bool | int | float | str
 Purpose = Literal["search", "noise", "confirm", "diagnose"]
 State = Literal["complete", "pruned", "failed"]
 Stage = Literal["search", "batch"]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A measurement's place in a comparison: one block has one launch of each side."""
+
+    comparison: str
+    block: int
+    side: str
+    """"baseline" or "candidate"; among finalists the number of the trial."""
+    limit: int
+    """The most blocks that were allowed."""
+    of: str
+    """A digest of what is compared: launches of another pair do not count."""
+    run: str
+    """The run of the tuner: a block is whole when both sides were launched in one."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +52,21 @@ class Measurement:
     nccl: Mapping[str, Any] | None
     utilization: tuple[float, ...]
     seconds: Mapping[str, float]
+    compared: Compared | None = None
+    taints: tuple[str, ...] = ()
+    """What disturbed it: heat, other processes, errors of a GPU."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
-        return cls(**{"launcher": "torchrun", **data, "utilization": tuple(data["utilization"])})
+        found = {"launcher": "torchrun", "compared": None, "taints": (), **data}
+        for name in ("utilization", "taints"):
+            found[name] = tuple(found[name])
+        if found["compared"] is not None:
+            found["compared"] = Compared(**found["compared"])
+        return cls(**found)
 
 
 @dataclass(frozen=True)
@@ -84,6 +108,25 @@ class Trial:
             seconds=round(sum(measurement.seconds.values()), 3),
             measurements=(measurement.id,),
         )
+
+
+def noise_speeds(measurements: Iterable[Measurement]) -> list[float]:
+    """Samples/s of the baseline's launches in the search: trial 0 and its repetitions."""
+    return [
+        m.value
+        for m in measurements
+        if m.value is not None
+        and m.state == "complete"
+        and (m.purpose == "noise" or (m.purpose == "search" and m.trial == 0))
+    ]
+
+
+def larger_winner(trials: Sequence[Trial]) -> Trial | None:
+    """The fastest with a larger batch, if it is faster than all at the user's own."""
+    found, winner = best_of(list(trials), "batch"), best_of(list(trials), "search")
+    if found is None or winner is None or (found.value or 0) <= (winner.value or 0):
+        return None
+    return found
 
 
 def best_of(trials: list[Trial], stage: Stage) -> Trial | None:

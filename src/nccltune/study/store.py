@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from nccltune.errors import StudyError
 from nccltune.study.folder import StudyPaths
-from nccltune.study.records import Measurement, Trial
+from nccltune.study.records import Measurement, Trial, noise_speeds
 
 
 class Store:
@@ -51,6 +51,16 @@ class Store:
         self._append(self.paths.trials, trial.to_dict())
         self.trials.append(trial)
         return trial
+
+    def add_extra(self, measurement: Measurement) -> None:
+        """Record a measurement that belongs to no trial of its own: noise, confirmation."""
+        assert measurement.purpose != "search"
+        self._append(self.paths.measurements, measurement.to_dict())
+        self.measurements.append(measurement)
+
+    def noise(self) -> list[float]:
+        """Samples/s of the baseline's launches in the search: trial 0 and its repetitions."""
+        return noise_speeds(self.measurements)
 
     def next_launch(self) -> int:
         return max((m.launch for m in self.measurements), default=-1) + 1

@@ -14,10 +14,11 @@ from packaging.version import Version
 
 from nccltune.errors import UsageError
 from nccltune.launch.ask import JobPython
+from nccltune.launch.emulation import check_emulation, pinned_variables
 from nccltune.launch.stopping import StopFlag
 from nccltune.machine.facts import Machine, this_machine
 from nccltune.machine.gpus import Gpu, processes, visible_gpus
-from nccltune.nccl.site import SiteVariable, site_variables
+from nccltune.nccl.site import SiteVariable
 from nccltune.nccl.versions import parse_version
 from nccltune.space import Facts, ResolvedSpace, Selection, load, resolve
 from nccltune.study.definition import Task
@@ -49,6 +50,8 @@ def survey(
     HostFailed.
     """
     environ = python.base
+    if options.backend == "gloo" or options.device == "cpu" and options.backend == "auto":
+        check_emulation(options.emulate_hosts, "gloo", 0)  # known before anything is asked
     visible = visible_gpus(environ) if options.device != "cpu" else ()
     likely = options.complete("cuda" if visible else "cpu")
     data, folder = data_source(options.data)
@@ -68,6 +71,7 @@ def survey(
     backend = _backend(options.backend, device, job)
     usable = int(job["gpus"])  # to torch; NVML may see more, or not be there
     ranks = _ranks(options.nproc_per_node, device, min(len(gpus), usable) or usable)
+    notes += check_emulation(options.emulate_hosts, backend, ranks)
     gpus = gpus[:ranks]
     machine = replace(machine.with_job(job), **_used(machine, ranks))
     workers = options.num_workers
@@ -90,9 +94,10 @@ def survey(
         batch_size=_whole(options.fix.get("batch_size"), options.batch_size or 64),
         num_workers=0 if data == "synthetic" else _whole(options.fix.get("num_workers"), workers),
         python=options.python,
+        emulate_hosts=options.emulate_hosts,
     )
     return Survey(
-        options, task, machine, gpus, site_variables(environ), job, python.python, tuple(notes)
+        options, task, machine, gpus, pinned_variables(environ), job, python.python, tuple(notes)
     )
 
 
@@ -105,6 +110,7 @@ def resolve_space(survey: Survey, probe: Mapping[str, Any] | None) -> ResolvedSp
     facts = Facts(
         backend="nccl" if backend == "nccl" else "gloo",
         world_size=task.nproc_per_node,
+        nodes=task.emulate_hosts or 1,
         probed=probe is not None or backend != "nccl",
         network=known.get("network"),
         transports=tuple(known.get("transport") or ()),

@@ -1,0 +1,85 @@
+"""Verdicts in words. Every sentence of a result is made here, from records alone."""
+
+from __future__ import annotations
+
+from nccltune.stats.verdict import FEWEST, MOST, Verdict
+
+_TIMES = 1.5  # from here on "1.63 times", below "4.2% more"
+
+
+def percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f}%"
+
+
+def interval(verdict: Verdict) -> str:
+    """`[-0.4 .. +0.9]`, per cent more samples/s; empty where there is none."""
+    if verdict.low is None or verdict.high is None:
+        return ""
+    return f" [{100 * (verdict.low - 1):+.1f} .. {100 * (verdict.high - 1):+.1f}]"
+
+
+def sentence(verdict: Verdict, than: str = "the defaults") -> str:
+    """What the verdict says, with the estimate, its interval and the launches it rests on."""
+    launches = f"{verdict.launches} + {verdict.launches} fresh launches"
+    if verdict.reason is not None or verdict.ratio is None:
+        return f"Inconclusive: {verdict.reason or 'nothing to compare'}."
+    if verdict.word == "FASTER":
+        return f"Faster than {than}: {_more(verdict)}, {launches}."
+    if verdict.word == "SLOWER":
+        return f"Slower than {than}: {_fewer(verdict)}, {launches}."
+    change = f"{100 * (verdict.ratio - 1):+.1f}%{interval(verdict)}"
+    noise = "unknown" if verdict.threshold is None else percent(verdict.threshold)
+    if verdict.word == "WITHIN_NOISE":
+        return (
+            f"No useful difference to {than}: {change}, inside this machine's noise of {noise}, "
+            f"{launches}."
+        )
+    return f"Inconclusive: {change}; noise is {noise}, {launches}. {_settling(verdict)}"
+
+
+def _more(verdict: Verdict) -> str:
+    assert verdict.ratio is not None and verdict.low is not None and verdict.high is not None
+    if verdict.ratio >= _TIMES:
+        return f"{verdict.ratio:.2f} times the samples/s [{verdict.low:.2f} .. {verdict.high:.2f}]"
+    low, high = 100 * (verdict.low - 1), 100 * (verdict.high - 1)
+    return f"{percent(verdict.ratio - 1)} more samples/s [{low:.1f} .. {high:.1f}]"
+
+
+def _fewer(verdict: Verdict) -> str:
+    assert verdict.ratio is not None and verdict.low is not None and verdict.high is not None
+    low, high = 100 * (1 - verdict.high), 100 * (1 - verdict.low)
+    return f"{percent(1 - verdict.ratio)} fewer samples/s [{low:.1f} .. {high:.1f}]"
+
+
+def _settling(verdict: Verdict) -> str:
+    if verdict.more is None:
+        return "More launches would hardly settle it."
+    if verdict.launches < FEWEST:
+        return f"At least {FEWEST} launches of each are needed."
+    if verdict.launches >= MOST:
+        return (
+            f"It would take about {verdict.launches + verdict.more} launches of each; a quieter "
+            "machine or a longer --measure-seconds may do."
+        )
+    plural = "es" if verdict.more > 1 else ""
+    return f"About {verdict.more} more launch{plural} of each would settle it."
+
+
+def share(name: str, verdict: Verdict) -> str:
+    """What a setting carries: how much more samples/s with it than without it."""
+    assert verdict.ratio is not None
+    return f"{name} carries {100 * (verdict.ratio - 1):+.1f}%{interval(verdict)}"
+
+
+def how_many(limit: int) -> str:
+    """The launches that a comparison may take."""
+    several = f"{FEWEST} to {limit}" if limit > FEWEST else str(FEWEST)
+    return f"{several} fresh launches"
+
+
+def noise_line(threshold: float, launches: int, limit: int) -> str:
+    """What baseline against baseline shows, and what follows from it."""
+    return (
+        f"noise      {percent(threshold)} by {launches} launches of the baseline: a smaller gain "
+        f"cannot be shown here; the winner is confirmed by {how_many(limit)} of each side"
+    )

@@ -1,0 +1,343 @@
+"""After the search: is the winner faster than the defaults, and which of its settings pay?
+
+Everything here is decided from the speeds of fresh launches that are used for nothing else. The
+same code runs while these are measured, when an interrupted confirmation goes on, and when a study
+is shown: what differs is only where a launch's speed comes from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from nccltune.space import ResolvedSpace, Value, canonical, changes, key, violation
+from nccltune.stats.noise import noise_threshold
+from nccltune.stats.verdict import FEWEST, Block, Verdict, baseline_first, settle
+from nccltune.study.records import Measurement, Stage, Trial
+
+FINALISTS = 3
+ROUNDS = 3  # launches of each finalist
+_GROUPS = {"env": "NCCL", "ddp": "DDP", "loader": "loader"}
+
+
+_UNKNOWN = Trial(-1, "search", "", {}, "failed", None, None, 0.0)
+"""In place of a trial: not known for want of launches."""
+
+
+class CandidateFailed(Exception):
+    """A launch of the candidate failed: it is no answer, however fast."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One fresh launch of a comparison."""
+
+    comparison: str
+    block: int
+    side: str
+    configuration: Mapping[str, Value]
+    stage: Stage
+    trial: int | None
+    limit: int
+    of: str
+    """A digest of all that is compared."""
+    alone: bool = True
+    """In a worker group that measures nothing else."""
+
+
+Speed = Callable[[Launch], float | None]
+"""Samples/s of a launch; None when it cannot be had (any more). Raises CandidateFailed."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What confirmation found at one batch size.
+
+    `verdict` is of `configuration` against the baseline; None where nothing was confirmed, and
+    `trial` is None where the search had found nothing faster. `whole` is the verdict on the
+    winner with all its settings, where some were dropped; `shares` what each kept setting or group
+    carries (the speed with it over the speed without it), `dropped` the same of those that do not
+    pay. `failed` are finalists that failed.
+    """
+
+    configuration: Mapping[str, Value]
+    trial: int | None = None
+    verdict: Verdict | None = None
+    whole: Verdict | None = None
+    shares: Mapping[str, Verdict] = field(default_factory=dict)
+    dropped: Mapping[str, Verdict] = field(default_factory=dict)
+    failed: tuple[int, ...] = ()
+
+    @property
+    def faster(self) -> bool:
+        return self.verdict is not None and self.verdict.word == "FASTER"
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """`noise` are the speeds of the baseline's launches in the search, `limit` the most launches
+    of each side in a comparison, `seed` the study's.
+    """
+
+    space: ResolvedSpace
+    trials: Sequence[Trial]
+    noise: Sequence[float]
+    limit: int
+    speed: Speed
+    seed: int = 0
+
+    @property
+    def baseline(self) -> Mapping[str, Value]:
+        return self.trials[0].parameters
+
+    def own_batch(self) -> Answer:
+        """The answer at the user's own batch size."""
+        failed: list[int] = []
+        while left := self._finalists(failed):
+            winner = left[0] if len(left) == 1 else self._best_of(left, failed)
+            if winner is None:
+                continue  # all of them have failed
+            if winner is _UNKNOWN:
+                return Answer(left[0].parameters, left[0].number, failed=tuple(failed))
+            try:
+                return self._confirmed(winner, tuple(failed))
+            except CandidateFailed:
+                failed.append(winner.number)
+        return Answer(self.baseline, failed=tuple(failed))
+
+    def _finalists(self, failed: Sequence[int]) -> list[Trial]:
+        sound = [trial for trial in self.trials if trial.number not in failed]
+        return finalists(sound, self.space, self.noise)
+
+    def larger_batch(self, own: Answer, best: Trial) -> Answer | None:
+        """The answer for the fastest larger batch, with the settings that the user's own batch has
+        kept; None when it cannot be measured.
+        """
+        at_batch = {
+            p.name for p in self.space.parameters if p.target in ("batch", "loader")
+        } & best.parameters.keys()
+        kept = own.configuration if own.faster else self.baseline
+        mixed = {**kept, **{name: best.parameters[name] for name in at_batch}}
+        configuration = canonical(mixed, self.space)
+        if violation(configuration, self.space) is not None:
+            configuration = dict(best.parameters)
+        try:
+            verdict = self._against_baseline("larger batch", configuration, best.number, "batch")
+        except CandidateFailed:
+            return Answer(configuration, best.number, failed=(best.number,))
+        return Answer(configuration, best.number, verdict)
+
+    def _best_of(self, several: Sequence[Trial], failed: list[int]) -> Trial | None:
+        """The finalist whose fresh launches are fastest, `_UNKNOWN` when these cannot be had, None
+        when none is left. Those that fail are added to `failed`.
+        """
+        of = _digest(*(trial.parameters for trial in several))
+        speeds: dict[int, list[float]] = {trial.number: [] for trial in several}
+        for block in range(ROUNDS):
+            order = list(several)
+            random.Random(f"{self.seed} {of} {block}").shuffle(order)
+            for trial in (each for each in order if each.number in speeds):
+                side = str(trial.number)
+                launch = Launch(
+                    "finalists", block, side, trial.parameters, "search", trial.number, ROUNDS, of
+                )
+                try:
+                    speed = self.speed(launch)
+                except CandidateFailed:
+                    failed.append(trial.number)
+                    del speeds[trial.number]
+                    continue
+                if speed is None:
+                    return _UNKNOWN
+                speeds[trial.number].append(speed)
+        best = max(speeds, key=lambda number: statistics.median(speeds[number]), default=None)
+        return next((trial for trial in several if trial.number == best), None)
+
+    def _confirmed(self, winner: Trial, failed: tuple[int, ...]) -> Answer:
+        whole = self._against_baseline("winner", winner.parameters, winner.number)
+        if whole.launches == 0:
+            return Answer(winner.parameters, winner.number, failed=failed)
+        answer = Answer(winner.parameters, winner.number, whole, failed=failed)
+        if not answer.faster:
+            return answer
+        reduced, shares, dropped = self._reduced(winner)
+        if not dropped or not changes(reduced, self.space.baseline):
+            return Answer(winner.parameters, winner.number, whole, None, shares, {}, failed)
+        try:
+            again = self._against_baseline("reduced", reduced, winner.number)
+        except CandidateFailed:
+            return answer
+        if again.word != "FASTER" or self._behind(again, whole):
+            return answer  # together they did pay, or it is not known
+        return Answer(reduced, winner.number, again, whole, shares, dropped, failed)
+
+    def _behind(self, reduced: Verdict, whole: Verdict) -> bool:
+        """Whether the reduced settings are slower than all of them by more than noise hides."""
+        assert reduced.ratio is not None and whole.ratio is not None
+        return reduced.ratio * (1 + (whole.threshold or 0.0)) < whole.ratio
+
+    def _against_baseline(
+        self, name: str, configuration: Mapping[str, Value], trial: int, stage: Stage = "search"
+    ) -> Verdict:
+        measure = partial(self._block, name, self.baseline, configuration, trial, stage, self.limit)
+        return settle(measure, [self.noise], self.limit)
+
+    def _reduced(
+        self, winner: Trial
+    ) -> tuple[Mapping[str, Value], dict[str, Verdict], dict[str, Verdict]]:
+        """Without what does not pay: first whole groups, then single settings of those that stay.
+        Returns the configuration, what the kept ones carry, and what the dropped ones did.
+        """
+        current: Mapping[str, Value] = winner.parameters
+        shares: dict[str, Verdict] = {}
+        dropped: dict[str, Verdict] = {}
+        groups = self._groups(current)
+        if sum(map(len, groups.values())) < 2:
+            return current, shares, dropped  # one setting: what it carries is the whole gain
+        tests = [(name, names) for name, names in groups.items()] if len(groups) > 1 else []
+        for name, names in tests:
+            current = self._without(name, names, current, winner, shares, dropped)
+        for name, names in groups.items():
+            if name in dropped or len(names) < 2:
+                continue
+            for single in names:
+                if single in changes(current, self.space.baseline):
+                    current = self._without(single, [single], current, winner, shares, dropped)
+        return current, shares, dropped
+
+    def _without(
+        self,
+        name: str,
+        names: Sequence[str],
+        current: Mapping[str, Value],
+        winner: Trial,
+        shares: dict[str, Verdict],
+        dropped: dict[str, Verdict],
+    ) -> Mapping[str, Value]:
+        """The configuration without these settings, if they do not pay; else as it is."""
+        reset = {each: self.space.baseline[each] for each in names}
+        reduced = canonical({**current, **reset}, self.space)
+        if violation(reduced, self.space) is not None or not changes(reduced, current):
+            return current
+        measure = partial(
+            self._block, f"without {name}", reduced, current, winner.number, "search", FEWEST
+        )
+        try:
+            found = settle(partial(measure, together=True), [self.noise], FEWEST)
+        except CandidateFailed:
+            return current  # what fails without them needs them
+        if found.word == "FASTER":
+            shares[name] = found
+        if found.word == "FASTER" or found.launches < FEWEST:
+            return current  # what is not known stays: the whole is confirmed with it
+        dropped[name] = found
+        return reduced
+
+    def _groups(self, configuration: Mapping[str, Value]) -> dict[str, list[str]]:
+        """The settings that differ from the baseline, by what they are set in."""
+        changed = changes(configuration, self.space.baseline)
+        found: dict[str, list[str]] = {}
+        for parameter in self.space.parameters:
+            if parameter.name in changed and parameter.target in _GROUPS:
+                found.setdefault(_GROUPS[parameter.target], []).append(parameter.name)
+        return found
+
+    def _block(
+        self,
+        name: str,
+        baseline: Mapping[str, Value],
+        candidate: Mapping[str, Value],
+        trial: int,
+        stage: Stage,
+        limit: int,
+        block: int,
+        *,
+        together: bool = False,
+    ) -> Block | None:
+        """One launch of each side, in random order. `together`: in one worker group where the
+        process environment is the same, so that only what is compared differs.
+        """
+        of = _digest(baseline, candidate)
+        sides = [("baseline", baseline), ("candidate", candidate)]
+        if not baseline_first(f"{self.seed} {name} {of}", block):
+            sides.reverse()
+        speeds: dict[str, float] = {}
+        for place, (side, configuration) in enumerate(sides):
+            number = 0 if side == "baseline" and not together else trial
+            alone = not together or place == 0
+            launch = Launch(name, block, side, configuration, stage, number, limit, of, alone)
+            speed = self.speed(launch)
+            if speed is None:
+                return None
+            speeds[side] = speed
+        return speeds["baseline"], speeds["candidate"]
+
+
+def _digest(*configurations: Mapping[str, Value]) -> str:
+    text = "\n".join(key(configuration) for configuration in configurations)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def finalists(trials: Sequence[Trial], space: ResolvedSpace, noise: Sequence[float]) -> list[Trial]:
+    """The fastest at the user's batch size that are faster than the baseline's launches, distinct
+    in two settings at least, and not behind the first by more than noise could hide.
+    """
+    complete = [t for t in trials if t.stage == "search" and t.state == "complete" and t.value]
+    if not complete:
+        return []
+    usual = statistics.median(noise) if noise else (trials[0].value or 0.0)
+    threshold = noise_threshold([noise]) if len(noise) > 1 else 0.0
+    faster = [
+        t for t in complete if (t.value or 0.0) > usual and changes(t.parameters, space.baseline)
+    ]
+    faster.sort(key=lambda t: -(t.value or 0.0))
+    chosen: list[Trial] = []
+    for trial in faster:
+        close = (trial.value or 0.0) >= (faster[0].value or 0.0) / (1 + 2 * threshold)
+        apart = all(len(changes(trial.parameters, c.parameters)) >= 2 for c in chosen)
+        if len(chosen) < FINALISTS and apart and close:
+            chosen.append(trial)
+    return chosen
+
+
+def recorded(measurements: Sequence[Measurement]) -> Speed:
+    """Launches from the records; None for those that are not there. In a block of two sides both
+    have to be there, from one run of the tuner, or they would not be of the same time.
+    """
+    known: dict[tuple[str, str, int], dict[str, Measurement]] = {}
+    for measurement in measurements:
+        place = measurement.compared
+        if place is None:
+            continue
+        sides = known.setdefault((place.comparison, place.of, place.block), {})
+        runs = {m.compared.run for m in sides.values() if m.compared is not None}
+        if place.comparison != "finalists" and runs - {place.run} and not _whole(sides):
+            sides.clear()
+        sides[place.side] = measurement
+
+    def speed(launch: Launch) -> float | None:
+        sides = known.get((launch.comparison, launch.of, launch.block), {})
+        candidate = sides.get("candidate")
+        if launch.side in sides and sides[launch.side].state != "failed":
+            alone = launch.comparison == "finalists"
+            return sides[launch.side].value if alone or _whole(sides) else None
+        failed = sides.get(launch.side, candidate)
+        if failed is not None and failed.state == "failed" and not _of_baseline(failed):
+            raise CandidateFailed(launch.comparison)
+        return None
+
+    return speed
+
+
+def _whole(sides: Mapping[str, Measurement]) -> bool:
+    return len(sides) == 2 and all(m.state != "failed" for m in sides.values())
+
+
+def _of_baseline(measurement: Measurement) -> bool:
+    """Whether it is the user's own configuration: its failure is no candidate's."""
+    place = measurement.compared
+    return place is not None and place.side == "baseline" and measurement.trial == 0

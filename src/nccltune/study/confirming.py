@@ -1,0 +1,156 @@
+"""The launches of a confirmation, measured one by one and recorded, so that it can go on later."""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from nccltune.errors import StudyError
+from nccltune.launch.stopping import StopFlag
+from nccltune.space import ResolvedSpace
+from nccltune.stats.noise import launch_spread, window_spread, windows_needed
+from nccltune.stats.verdict import FEWEST
+from nccltune.study.budget import Budget
+from nccltune.study.confirm import (
+    FINALISTS,
+    ROUNDS,
+    CandidateFailed,
+    Confirmation,
+    Launch,
+    recorded,
+)
+from nccltune.study.measuring import Measurer, Subject
+from nccltune.study.records import Compared, Measurement, larger_winner
+from nccltune.study.store import Store
+
+NOISE_LAUNCHES = 6
+"""Fresh launches of the baseline, the first trial included."""
+_SHARE = 0.5  # of the time budget, at most, for noise and confirmation
+
+
+class Listener(Protocol):
+    def progress(self, message: Mapping[str, Any]) -> None: ...
+    def launch_ends(self, launch: Launch, measurement: Measurement) -> None: ...
+
+
+@dataclass
+class Launches:
+    """Called with a launch, gives its speed: from the records, or by measuring it now."""
+
+    store: Store
+    measurer: Measurer
+    budget: Budget
+    listener: Listener
+    stop: StopFlag
+    run: str = field(default_factory=lambda: secrets.token_hex(4))
+
+    def __call__(self, launch: Launch) -> float | None:
+        """Samples/s; None when the time budget is spent. Raises CandidateFailed, StudyError when
+        the baseline fails, Interrupted.
+        """
+        known = recorded(self.store.measurements)(launch)
+        if known is not None:
+            return known
+        self.stop.check()
+        if not self.budget.fits_launch(launch_seconds(self.store.measurements)):
+            return None
+        subject = _subject(launch, self.run)
+        measurement, failure = self.measurer.measure(subject, self.listener.progress)
+        self.store.add_extra(measurement)
+        self.listener.launch_ends(launch, measurement)
+        if failure is not None and launch.side == "baseline" and launch.trial == 0:
+            raise StudyError(
+                f"the baseline failed in the confirmation ({failure.kind}): {failure.message}\n"
+                f"see {failure.log}, then run the same command again: it goes on from here"
+            )
+        if failure is not None:
+            raise CandidateFailed(failure.message)
+        return measurement.value
+
+
+def _subject(launch: Launch, run: str) -> Subject:
+    return Subject(
+        configuration=launch.configuration,
+        stage=launch.stage,
+        origin=launch.comparison,
+        trial=launch.trial,
+        purpose="confirm",
+        fresh=launch.alone,
+        compared=Compared(
+            launch.comparison, launch.block, launch.side, launch.limit, launch.of, run
+        ),
+    )
+
+
+def launch_seconds(measurements: Sequence[Measurement]) -> float | None:
+    """What a fresh launch of the baseline costs, wall seconds without the warm host's start."""
+    spent = [
+        sum(m.seconds.values()) - m.seconds.get("host", 0.0)
+        for m in measurements
+        if m.purpose in ("noise", "confirm") or m.trial == 0
+    ]
+    return statistics.median(spent) if spent else None
+
+
+def confirmation_seconds(a_launch: float, noise_done: int) -> float:
+    """What the rest of the noise, the finalists and the shortest comparison cost together: the
+    least that a confirmation takes.
+    """
+    noise = max(0, NOISE_LAUNCHES - noise_done)
+    return a_launch * (noise + FINALISTS * ROUNDS + 2 * FEWEST)
+
+
+def fits(budget_seconds: float | None, needed: float) -> bool:
+    """Whether a time budget leaves room for a confirmation of so many seconds."""
+    return budget_seconds is None or needed <= _SHARE * budget_seconds
+
+
+def confirm_results(
+    measurer: Measurer,
+    budget: Budget,
+    listener: Listener,
+    stop: StopFlag,
+    space: ResolvedSpace,
+    limit: int,
+    seed: int = 0,
+) -> None:
+    """Measure what the answers of the study need, as far as time goes.
+
+    Raises: StudyError when the baseline fails, Interrupted.
+    """
+    store = measurer.store
+    noise = store.noise()
+    if len(noise) < NOISE_LAUNCHES:
+        return
+    repeated = [m for m in store.measurements if m.purpose == "noise"]
+    long = with_long_windows(measurer, repeated)
+    try:
+        launches = Launches(store, long, budget, listener, stop)
+        confirmation = Confirmation(space, store.trials, noise, limit, launches, seed)
+        own = confirmation.own_batch()
+        larger = larger_winner(store.trials)
+        if larger is not None:
+            confirmation.larger_batch(own, larger)
+    finally:
+        measurer.disturbed += long.disturbed
+        long.close()
+
+
+def with_long_windows(measurer: Measurer, noise: Sequence[Measurement]) -> Measurer:
+    """A measurer whose launches last so long that windows add little to their spread."""
+    spread = launch_spread([[m.value for m in noise if m.value is not None]])
+    inside = [window_spread(_rates(m)) for m in noise if m.result is not None]
+    usual = measurer.settings.windows
+    windows = windows_needed(spread, statistics.median(inside), usual) if inside else usual
+    longest = measurer.settings.max_measure_seconds * windows / usual
+    settings = replace(measurer.settings, windows=windows, max_measure_seconds=longest)
+    return replace(measurer, settings=settings, disturbed=[])
+
+
+def _rates(measurement: Measurement) -> list[float]:
+    assert measurement.result is not None
+    counting = [w for w in measurement.result["windows"] if w["counts"]]
+    return [w["steps"] / max(w["rank_seconds"]) for w in counting]

@@ -1,0 +1,266 @@
+"""One configuration measured in a worker group, and the record of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from nccltune.launch.environment import refuse_overrides
+from nccltune.launch.nccl_logs import NcclLogs
+from nccltune.launch.protocol import Failure, Group, Launcher, Outcome, Progress
+from nccltune.machine.health import Reading, taints
+from nccltune.nccl.site import SiteVariable
+from nccltune.space import ResolvedSpace, Value
+from nccltune.study.budget import limits_from
+from nccltune.study.definition import Task
+from nccltune.study.effective import Effective, effective
+from nccltune.study.records import Compared, Measurement, Purpose, Stage, State
+from nccltune.study.store import Store
+from nccltune.worker.spec import Request, Settings
+
+_MEASUREMENTS_A_GROUP = 10
+_REPEATS = 5  # in a run; on a machine that is always busy repeating is no help
+_MEMORY_SLACK = 512 << 20  # bytes that a rank may hold more than after its first measurement
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured, and what for. `fresh`: in a worker group of its own, or the launch's luck
+    would be shared with another measurement.
+    """
+
+    configuration: Mapping[str, Value]
+    stage: Stage
+    origin: str
+    trial: int | None
+    purpose: Purpose = "search"
+    fresh: bool = False
+    cut_below: float | None = None
+    compared: Compared | None = None
+
+
+@dataclass
+class LiveGroup:
+    """The worker group that measures now, and what it was started with."""
+
+    group: Group
+    launch: int
+    log_dir: Path
+    process_env: Mapping[str, str]
+    measured: int = 0
+    held: Sequence[int] = ()
+    """Bytes in use by rank after the first measurement."""
+
+    @classmethod
+    def open(cls, launcher: Launcher, store: Store, given: Effective) -> LiveGroup:
+        launch = store.next_launch()
+        log_dir = store.paths.launch_logs(launch)
+        return cls(launcher.open(given.process_env, log_dir), launch, log_dir, given.process_env)
+
+    def serves(self, given: Effective) -> bool:
+        """Whether it can measure that too. It is replaced now and then all the same, so that what
+        a long life may bring (fragmented memory, a slow launch) does not follow all trials.
+        """
+        same = self.process_env == given.process_env
+        return same and self.measured < _MEASUREMENTS_A_GROUP and self.group.alive
+
+    def gave_memory_back(self, result: Mapping[str, Any]) -> bool:
+        """Whether ranks hold no more after this measurement than they did after their first."""
+        now = result["held_memory_bytes"]
+        self.held = self.held or now
+        pairs = zip(now, self.held, strict=True)
+        return all(held - before <= _MEMORY_SLACK for held, before in pairs)
+
+
+@dataclass
+class Measurer:
+    """Measures subjects one after another, in the live worker group where that suits."""
+
+    store: Store
+    launcher: Launcher
+    task: Task
+    space: ResolvedSpace
+    nccl: Version | None
+    config_fields: frozenset[str]
+    settings: Settings
+    site: Mapping[str, SiteVariable] = field(default_factory=dict)
+    memory_is_ours: bool = True
+    """False where others use the GPUs too: memory in use says nothing of our ranks then."""
+    private: Mapping[str, str] = field(default_factory=dict)
+    """Paths of this machine, and what stands for them in records that others may read."""
+    health: Callable[[], Reading] | None = None
+    """Read around each measurement."""
+    disturbed: list[str] = field(default_factory=list)
+    """What disturbed measurements of this run; each was repeated, as long as that was of use."""
+    _live_group: LiveGroup | None = None
+    _opened: int = 0
+
+    def measure(self, subject: Subject, progress: Progress) -> tuple[Measurement, Failure | None]:
+        """One configuration, in the live worker group where its process environment is the same.
+
+        A failure in ranks that have measured something before may be theirs, and one that came with
+        the end of the warm host is the host's: it counts only when it comes again in new ranks.
+        The record is not in the store yet.
+        """
+        given = self.effective(subject.configuration)
+        refuse_overrides(self.site, given.communicator_env)
+        measurement, outcome = self._measure_once(subject, given, progress)
+        if measurement.taints and outcome.failure is None and len(self.disturbed) < _REPEATS:
+            self.disturbed.append(measurement.taints[0])
+            lost = round(sum(measurement.seconds.values()), 3)
+            measurement, outcome = self._measure_once(subject, given, progress)
+            seconds = {**measurement.seconds, "disturbed before": lost}
+            measurement = replace(measurement, seconds=seconds)
+        used = self._live_group is not None and self._live_group.measured > 1
+        if outcome.failure is not None and (used or outcome.host_lost):
+            lost = round(sum(measurement.seconds.values()), 3)
+            measurement, outcome = self._measure_once(subject, given, progress)
+            seconds = {**measurement.seconds, "failed before": lost}
+            measurement = replace(measurement, seconds=seconds)
+        return measurement, outcome.failure
+
+    def _measure_once(
+        self, subject: Subject, given: Effective, progress: Progress
+    ) -> tuple[Measurement, Outcome]:
+        began = time.monotonic()
+        live, closing = self._group_for(given, fresh=subject.fresh)
+        baseline = self.store.measurement(self.store.trials[0]) if self.store.trials else None
+        factor = given.batch_size / self.task.batch_size
+        limits = limits_from(baseline, factor, cold=self._opened == 1)
+        log = NcclLogs(live.log_dir)
+        message = self._request(subject, given)
+        before = self.health() if self.health else None
+        outcome = live.group.request(message, limits, progress)
+        found = self._taints(before)
+        live.measured += 1
+        given_back = outcome.result is None or live.gave_memory_back(outcome.result)
+        if self.memory_is_ours and not given_back:
+            closing += self._close_timed()
+        seconds = {**outcome.seconds, "close": round(closing, 3)}
+        spent = time.monotonic() - began
+        seconds["other"] = round(max(0.0, spent - sum(seconds.values())), 3)
+        nccl = log.facts({*given.env, *self.site})
+        record = self._record(subject, live.launch, given, outcome, seconds, nccl)
+        return replace(record, taints=found), outcome
+
+    def _taints(self, before: Reading | None) -> tuple[str, ...]:
+        if self.health is None or before is None:
+            return ()
+        return taints(before, self.health(), allow_busy=not self.memory_is_ours)
+
+    def _group_for(self, given: Effective, *, fresh: bool) -> tuple[LiveGroup, float]:
+        """The group to measure in, and the seconds it took to end the one before."""
+        live = self._live_group
+        if live is not None and live.serves(given) and not (fresh and live.measured):
+            return live, 0.0
+        closing = self._close_timed()
+        self._live_group = live = LiveGroup.open(self.launcher, self.store, given)
+        self._opened += 1
+        return live, closing
+
+    def suits(self, configuration: Mapping[str, Value]) -> bool:
+        """Whether the live group can measure that too, so that it costs no launch."""
+        live = self._live_group
+        return live is not None and live.serves(self.effective(configuration))
+
+    def _close_timed(self) -> float:
+        began = time.monotonic()
+        self.close()
+        return time.monotonic() - began
+
+    def close(self) -> None:
+        """End the live group, if there is one."""
+        if self._live_group is not None:
+            self._live_group.group.close()
+            self._live_group = None
+
+    def effective(self, configuration: Mapping[str, Value]) -> Effective:
+        return effective(
+            configuration,
+            self.space,
+            nccl=self.nccl,
+            config_fields=self.config_fields,
+            task=self.task,
+            site=self.site,
+        )
+
+    def _public(self, text: str) -> str:
+        """Fit for a record that others may read: no path of this machine, no host name."""
+        paths = {**self.private, str(self.store.paths.folder.absolute()): "."}
+        return _without(text, paths, os.uname().nodename)
+
+    def _public_facts(self, nccl: Mapping[str, Any]) -> dict[str, Any]:
+        return {**nccl, "warnings": [self._public(text) for text in nccl["warnings"]]}
+
+    def _request(self, subject: Subject, given: Effective) -> dict[str, Any]:
+        request = Request(
+            id=self.store.next_id(),
+            workload=self.task.workload,
+            settings=replace(self.settings, cut_below=subject.cut_below),
+            ddp=dict(given.ddp),
+            loader=dict(given.loader),
+            batch_size=given.batch_size,
+            data_seed=zlib.crc32(self.store.next_id().encode()),
+            communicator_env=dict(given.communicator_env),
+            communicator_config=dict(given.communicator_config),
+        )
+        return {"type": "measure", **asdict(request)}
+
+    def _record(
+        self,
+        subject: Subject,
+        launch: int,
+        given: Effective,
+        outcome: Outcome,
+        seconds: Mapping[str, float],
+        nccl: Mapping[str, Any] | None,
+    ) -> Measurement:
+        state: State = "complete"
+        failure = None
+        if outcome.failure is not None:
+            state = "failed"
+            log = outcome.failure.log
+            relative = None if log is None else self.store.paths.relative(log)
+            failure = asdict(
+                replace(
+                    outcome.failure,
+                    log=relative,
+                    message=self._public(outcome.failure.message),
+                    tail=tuple(self._public(line) for line in outcome.failure.tail),
+                )
+            )
+        elif outcome.result is not None and outcome.result["cut"]:
+            state = "pruned"
+        return Measurement(
+            id=self.store.next_id(),
+            launch=launch,
+            launcher=self.launcher.name,
+            purpose=subject.purpose,
+            trial=subject.trial,
+            stage=subject.stage,
+            origin=subject.origin,
+            configuration=dict(subject.configuration),
+            effective=given.to_dict(),
+            state=state,
+            value=None if outcome.result is None else outcome.result["samples_per_second"],
+            result=outcome.result,
+            failure=failure,
+            nccl=None if nccl is None else self._public_facts(nccl),
+            utilization=outcome.utilization,
+            seconds=seconds,
+            compared=subject.compared,
+        )
+
+
+def _without(text: str, paths: Mapping[str, str], host: str) -> str:
+    for path, name in paths.items():
+        text = text.replace(path, name)
+    return re.sub(rf"\b{re.escape(host)}\b", "HOST", text)

@@ -1,0 +1,114 @@
+"""What a study's records allow to be said and written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nccltune.output import verdicts
+from nccltune.space import Value, changes
+from nccltune.stats.verdict import Verdict
+from nccltune.study.confirm import Answer
+from nccltune.study.records import Trial
+from nccltune.study.summary import Summary
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is written: the configuration of a best file, where it came from, what is said of it."""
+
+    configuration: Mapping[str, Value]
+    trial: Trial
+    verdict: Verdict | None
+    line: str
+
+
+def own_outcome(summary: Summary) -> Outcome | None:
+    """For best.env and best.yaml. Fails closed: what is not shown to be faster is not written,
+    unless no confirmation was made at all; then the fastest of the search is, and said to be that.
+    """
+    baseline, own = summary.baseline, summary.own
+    if baseline is None or own is None:
+        return None
+    line = verdict_line(summary)
+    if own.faster:
+        return Outcome(own.configuration, _trial(summary, own), own.verdict, line)
+    if own.verdict is None and own.trial is not None:
+        trial = _trial(summary, own)
+        return Outcome(trial.parameters, trial, None, line)
+    return Outcome(baseline.parameters, baseline, own.verdict, line)
+
+
+def larger_outcome(summary: Summary) -> Outcome | None:
+    """For best-batch.yaml; None where no larger batch was faster, or it was not confirmed."""
+    larger, answer, own = summary.larger, summary.with_larger, summary.own
+    if larger is None or answer is None or own is None or answer.failed:
+        return None
+    if answer.faster:
+        return Outcome(answer.configuration, larger, answer.verdict, larger_line(summary))
+    if answer.verdict is None or answer.verdict.launches == 0:
+        return Outcome(larger.parameters, larger, None, larger_line(summary))
+    return None
+
+
+def _trial(summary: Summary, answer: Answer) -> Trial:
+    return next(trial for trial in summary.trials if trial.number == answer.trial)
+
+
+def verdict_dict(summary: Summary, outcome: Outcome) -> dict[str, Any] | None:
+    """The verdict for programs: numbers, sentence, what settings carry; None until confirmed."""
+    if outcome.verdict is None:
+        return None
+    answer = summary.own if outcome.trial.stage == "search" else summary.with_larger
+    assert answer is not None
+    return {
+        **outcome.verdict.to_dict(),
+        "sentence": outcome.line,
+        "of": changes(answer.configuration, summary.space.baseline),
+        "carries": {name: v.to_dict() for name, v in answer.shares.items()},
+        "dropped": {name: v.to_dict() for name, v in answer.dropped.items()},
+    }
+
+
+def verdict_line(summary: Summary) -> str:
+    """What may be said at the user's own batch size."""
+    own = summary.own
+    if len(summary.trials) < 2 or own is None:
+        return "no candidate was measured yet"
+    failed = f"trial {own.failed[-1]} failed when it was launched anew; " if own.failed else ""
+    if own.trial is None:
+        other = "other " if own.failed else ""
+        return f"{failed}no {other}setting measured faster than the baseline; keep the defaults"
+    if own.verdict is None:
+        return (
+            f"{failed}not confirmed: the fastest in the search, which noise alone can make a trial"
+        )
+    text = verdicts.sentence(own.verdict)
+    if own.verdict.word in ("WITHIN_NOISE", "SLOWER"):
+        text += " Keep the defaults."
+    elif own.verdict.word == "INCONCLUSIVE":
+        text += " The files keep the defaults until it is known."
+    return failed + text.removesuffix(".")
+
+
+def tainted(summary: Summary) -> str | None:
+    """How many launches behind the verdict something disturbed, though they were repeated."""
+    confirm = [m for m in summary.measurements.values() if m.purpose in ("noise", "confirm")]
+    found = [m.taints[0] for m in confirm if m.taints]
+    if not found:
+        return None
+    return f"{len(found)} of {len(confirm)} launches behind it were disturbed: {found[0]}"
+
+
+def larger_line(summary: Summary) -> str:
+    """What may be said of the larger batch."""
+    answer = summary.with_larger
+    if answer is None:
+        return "no larger batch was faster"
+    size = answer.configuration["batch_size"]
+    if answer.failed:
+        return f"batch {size} failed when it was launched anew"
+    if answer.verdict is None or answer.verdict.launches == 0:
+        return f"batch {size} is not confirmed"
+    return verdicts.sentence(answer.verdict, "the defaults at your batch size").removesuffix(".")

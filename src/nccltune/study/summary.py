@@ -1,0 +1,159 @@
+"""A study as it stands, read from its records."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nccltune.errors import StudyError
+from nccltune.space import ResolvedSpace, Value, changes, key
+from nccltune.stats.verdict import MOST
+from nccltune.study.confirm import Answer, Confirmation, recorded
+from nccltune.study.folder import StudyPaths, read_definition
+from nccltune.study.records import (
+    Measurement,
+    Stage,
+    Trial,
+    best_of,
+    larger_winner,
+    noise_speeds,
+)
+from nccltune.study.store import Store
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A study as it stands. Everything that `search` and `show` tell is in here."""
+
+    paths: StudyPaths
+    definition: Mapping[str, Any]
+    space: ResolvedSpace
+    trials: tuple[Trial, ...]
+    measurements: Mapping[str, Measurement]
+
+    @classmethod
+    def read(cls, paths: StudyPaths) -> Summary:
+        """From the folder; does not change it. Raises UsageError when no study is there."""
+        definition = read_definition(paths)
+        return cls.of(Store(paths, repair=False), definition)
+
+    @classmethod
+    def of(cls, store: Store, definition: Mapping[str, Any]) -> Summary:
+        return cls(
+            paths=store.paths,
+            definition=definition,
+            space=ResolvedSpace.from_dict(definition["space"]),
+            trials=tuple(store.trials),
+            measurements={m.id: m for m in store.measurements},
+        )
+
+    @functools.cached_property
+    def noise(self) -> list[float]:
+        """Samples/s of the baseline's launches in the search."""
+        return noise_speeds(self.measurements.values())
+
+    @functools.cached_property
+    def own(self) -> Answer | None:
+        """What confirmation says at the user's batch size; None before the baseline is measured."""
+        return self._confirmation().own_batch() if self.trials else None
+
+    @functools.cached_property
+    def with_larger(self) -> Answer | None:
+        """What it says of the fastest larger batch, if one is faster in the search."""
+        own, larger = self.own, self.larger
+        if own is None or larger is None:
+            return None
+        return self._confirmation().larger_batch(own, larger)
+
+    def _confirmation(self) -> Confirmation:
+        found = list(self.measurements.values())
+        seed = int(self.definition["seed"])
+        return Confirmation(self.space, self.trials, self.noise, MOST, recorded(found), seed)
+
+    def given_to(self, configuration: Mapping[str, Value]) -> Measurement:
+        """A measurement of that configuration: what ranks were given for it.
+
+        Raises: KeyError where it was never measured.
+        """
+        name = key(configuration)
+        for measurement in self.measurements.values():
+            if key(measurement.configuration) == name:
+                return measurement
+        raise KeyError(name)
+
+    def check(self) -> None:
+        """Raises StudyError when records hold something else than what we write."""
+        try:
+            for trial in self.trials:
+                measurement = self.measurement(trial)
+                text = f"{trial.seconds:.1f} {trial.value or 0.0:.1f} {trial.state.upper()}"
+                assert text and isinstance(trial.number, int) and key(trial.parameters)
+                assert isinstance(measurement.effective["env"], dict)
+                assert isinstance(measurement.nccl, (dict, type(None)))
+                if measurement.result is not None:
+                    assert isinstance(measurement.result["windows"], list)
+            self.ranking(), self.failures(), self.time_spent(), self.winner, self.larger
+            assert (self.own is None) == (not self.trials)
+            assert self.with_larger is None or self.larger is not None
+        except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError) as why:
+            raise StudyError(
+                f"{self.paths.folder}: its records are damaged ({type(why).__name__}: {why}); "
+                "restore the files"
+            ) from why
+
+    @property
+    def baseline(self) -> Trial | None:
+        return self.trials[0] if self.trials else None
+
+    def best(self, stage: Stage) -> Trial | None:
+        return best_of(list(self.trials), stage)
+
+    @property
+    def winner(self) -> Trial | None:
+        """The fastest at the user's own batch size; the baseline itself when nothing beat it."""
+        return self.best("search")
+
+    @property
+    def larger(self) -> Trial | None:
+        """The fastest with a larger batch, if it is faster than the winner."""
+        return larger_winner(self.trials)
+
+    def measurement(self, trial: Trial) -> Measurement:
+        return self.measurements[trial.measurements[-1]]
+
+    def changes(self, trial: Trial) -> dict[str, Value]:
+        return changes(trial.parameters, self.space.baseline)
+
+    def ranking(self) -> list[Trial]:
+        """Complete trials, fastest first; of equal configurations only one."""
+        complete = [t for t in self.trials if t.state == "complete"]
+        first: dict[str, Trial] = {}
+        for trial in sorted(complete, key=lambda t: -(t.value or 0)):
+            first.setdefault(key(trial.parameters), trial)
+        return list(first.values())
+
+    def failures(self) -> dict[str, int]:
+        kinds = [t.failure for t in self.trials if t.failure]
+        return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+
+    def time_spent(self) -> dict[str, float]:
+        """Seconds of all trials: launching, warming up, measuring, checking, everything else."""
+        phases = ("launching", "warming up", "measuring", "checking", "other")
+        spent = dict.fromkeys(phases, 0.0)
+        names = {
+            "host": "launching",
+            "start": "launching",
+            "close": "launching",
+            "check": "checking",
+            "verify": "checking",
+            "build": "warming up",
+            "first_step": "warming up",
+            "warmup": "warming up",
+            "measure": "measuring",
+        }
+        for measurement in self.measurements.values():
+            for phase, seconds in measurement.seconds.items():
+                spent[names.get(phase, "other")] += seconds
+        return spent
