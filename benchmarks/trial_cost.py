@@ -86,7 +86,7 @@ def run_search(folder: Path, trials: int, gpu: bool, job: dict[str, Any], autotu
         *("--model", job["model"], "--batch-size", str(job["batch_size"])),
         *("--image-size", str(job["image_size"]), "--trials", str(trials)),
         *("--space", str(HERE / "plain" / ("gpu.yaml" if gpu else "cpu.yaml"))),
-        *("--measure-seconds", str(WINDOWS * WINDOW_SECONDS)),
+        *("--measure-seconds", str(WINDOWS * WINDOW_SECONDS), "--confirm-launches", "0"),
         "--cudnn-benchmark" if autotune else "--no-cudnn-benchmark",
     ]
     command += [] if gpu else ["--device", "cpu"]
