@@ -45,6 +45,33 @@ def test_the_options_of_search() -> None:
     assert options("search") == SEARCH
 
 
+def test_the_options_of_compare() -> None:
+    of_the_job = {
+        "--model", "--device", "--backend", "--nproc-per-node", "--launcher", "--python",
+        "--allow-busy", "--batch-size", "--num-workers", "--image-size", "--data", "--precision",
+        "--channels-last", "--cudnn-benchmark", "--no-cudnn-benchmark",
+    }  # fmt: skip
+    own = {"--launches", "--measure-seconds", "--json", "--emulate-hosts"}
+    assert options("compare") == of_the_job | own
+    assert options("doctor") == of_the_job | {"--json"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["compare", "defaults"], "Missing argument 'B'"),
+        (["compare", "defaults", "none.env"], "none.env: no such file"),
+        (["compare", "defaults", "defaults", "--launches", "3"], "must be 6 to 12"),
+        (["compare", "defaults", "defaults", "--launches", "0"], "must be 6 to 12"),
+        (["search", "--confirm-launches", "3"], "must be 6 to 12, or 0 for none"),
+        (["search", "--confirm-launches", "13"], "must be 6 to 12, or 0 for none"),
+    ],
+)
+def test_mistakes_of_comparing(nccltune_command: Command, arguments: list[str], said: str) -> None:
+    done = nccltune_command(*arguments)
+    assert done.code == 2 and said in done.err
+
+
 def test_the_options_of_show() -> None:
     assert options("show") == SHOW
     arguments = [p.name for p in app.commands["show"].params if isinstance(p, click.Argument)]

@@ -91,3 +91,22 @@ def test_what_speeds_is_found_and_what_slows_is_not(searched: Run) -> None:
 @pytest.mark.parametrize("seed", range(1, 10))
 def test_what_speeds_is_found_every_time(searched: Run, seed: int) -> None:
     only_what_pays(searched, seed)
+
+
+@pytest.mark.slow
+def test_compare_knows_the_slower_of_two(tmp_path: Path, cache: Path) -> None:
+    command = Cli(tmp_path, cache)
+    (tmp_path / "slow.env").write_text("export GLOO_SLOW=1\n")
+    job = (
+        *("--model", "verdictjobs:sleeper", "--data", "synthetic", "--device", "cpu"),
+        *("--batch-size", "2", "--measure-seconds", "0.3", "--launches", "6"),
+    )
+    done = command.run("compare", "defaults", "slow.env", *job, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["word"] == "SLOWER"
+    assert found["low"] < 12 / 18 * 1.2 and found["high"] < 1  # 12 ms and 6 more, of a longer step
+    assert [
+        len([r for r in found["launched"] if r["side"] == s]) for s in (found["a"], found["b"])
+    ] == [6, 6]
+    command.assert_nothing_left()

@@ -1,0 +1,75 @@
+"""Comparing two settings, on worker groups whose speed is a formula."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from study_jobs import TASK, Asked, FormulaLauncher
+
+from nccltune.errors import StudyError, UsageError
+from nccltune.launch.protocol import Failure
+from nccltune.launch.stopping import StopFlag
+from nccltune.nccl.site import SiteVariable
+from nccltune.output.settings_file import JobSettings
+from nccltune.study.comparing import Comparison, process_env
+from nccltune.worker.spec import Settings
+
+A = JobSettings("a.env", env={"NCCL_ALGO": "Ring"})
+B = JobSettings("b.yaml", env={"X": "1"}, ddp={"bucket_cap_mb": 50}, loader={"num_workers": 3})
+
+
+def comparison(launcher: FormulaLauncher, folder: Path) -> Comparison:
+    return Comparison(
+        TASK, launcher, Settings(), {}, folder, lambda _block, _side, _speed: None, StopFlag()
+    )
+
+
+def speed(asked: Asked) -> float:
+    return 110.0 if asked.ddp else 100.0
+
+
+def test_each_launch_is_fresh_and_each_side_comes_first_half_the_time(tmp_path: Path) -> None:
+    launcher = FormulaLauncher(speed)
+    found = comparison(launcher, tmp_path).run(A, B, 12)
+    assert (found.word, found.launches) == ("FASTER", 6)
+    assert found.ratio == pytest.approx(1.1)
+    assert launcher.asked_by_group == [1] * 12 and launcher.all_closed
+    sides = ["b" if asked.ddp else "a" for asked in launcher.asked]
+    blocks = [sides[2 * n : 2 * n + 2] for n in range(6)]
+    assert all(sorted(block) == ["a", "b"] for block in blocks)
+    assert sum(block[0] == "a" for block in blocks) == 3
+    seeds = [asked.message["data_seed"] for asked in launcher.asked]
+    assert seeds == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+
+def test_a_side_sets_what_its_file_names(tmp_path: Path) -> None:
+    launcher = FormulaLauncher(speed)
+    comparison(launcher, tmp_path).run(A, B, 6)
+    one = next(asked for asked in launcher.asked if not asked.ddp)
+    other = next(asked for asked in launcher.asked if asked.ddp)
+    assert (one.env, one.batch_size) == ({"NCCL_ALGO": "Ring"}, 64)
+    assert (other.env, other.ddp) == ({"X": "1"}, {"bucket_cap_mb": 50})
+    assert other.loader["num_workers"] == 3
+    assert one.loader["num_workers"] == TASK.num_workers
+
+
+def test_the_same_on_both_sides_is_no_difference(tmp_path: Path) -> None:
+    found = comparison(FormulaLauncher(lambda _asked: 100.0), tmp_path).run(A, A, 12)
+    assert (found.word, found.launches) == ("WITHIN_NOISE", 6)
+
+
+def test_a_side_that_fails_ends_it_and_is_named(tmp_path: Path) -> None:
+    crash = Failure("crashed", "boom", None, None, ("Traceback", "boom"))
+    launcher = FormulaLauncher(lambda asked: crash if asked.ddp else 100.0)
+    with pytest.raises(StudyError, match="b.yaml: a launch failed .crashed.: boom"):
+        comparison(launcher, tmp_path).run(A, B, 12)
+    assert launcher.all_closed
+
+
+def test_what_the_site_holds_cannot_be_compared() -> None:
+    site = {"NCCL_ALGO": SiteVariable("NCCL_ALGO", "Tree", "environment")}
+    with pytest.raises(UsageError, match="NCCL_ALGO=Ring, but NCCL_ALGO=Tree is set here"):
+        process_env(A, site)
+    same = {"NCCL_ALGO": SiteVariable("NCCL_ALGO", "Ring", "environment")}
+    assert process_env(A, same) == {}
