@@ -128,7 +128,13 @@ def test_what_is_printed(nccltune_command: Command, ranks: dict[str, Any]) -> No
         "",
     ]
     paragraphs = [" ".join(part.split()) for part in f"Of a step{text}".split("\n\n")]
-    assert paragraphs == [paragraph(DIAGNOSIS), *findings(DIAGNOSIS)]
+    assert paragraphs == [
+        paragraph(DIAGNOSIS),
+        *(
+            text.replace("nccltune search", "nccltune search --batch-size 32")
+            for text in findings(DIAGNOSIS)
+        ),
+    ]
     assert len(paragraphs) == 3 and max(len(line) for line in done.out.splitlines()) <= 120
     assert done.err.count("note: slow") == 1
     assert ranks["options"].batch_size == 32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,9 @@ def test_the_defaults_set_nothing() -> None:
         ("2A=1", "not NAME=value"),
         ("A='open", "quotation"),
         ("if true", "not NAME=value"),
+        ("A=x\0y", "not a variable"),
+        ("NCCLTUNE_ADDRESS=1.2.3.4:5", "is set by every launch"),
+        ("PYTHONPATH=/x", "is set by every launch"),
     ],
 )
 def test_what_only_a_shell_could_work_out(tmp_path: Path, line: str, reason: str) -> None:
@@ -86,3 +90,40 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "list.yaml").write_text("- 1\n")
     with pytest.raises(UsageError, match="not a best.yaml"):
         read_settings(str(tmp_path / "list.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "reason"),
+    [
+        ("env", {"A": True}, "env.A: must be text"),
+        ("env", {"A": None}, "env.A: must be text"),
+        ("env", {"A=B": "1"}, "not a variable"),
+        ("env", {"RANK": "1"}, "is set by every launch"),
+        ("ddp", {"bucket_cap_mb": [1]}, "ddp.bucket_cap_mb: not a plain value"),
+        ("ddp", {"device_ids": 1}, "belongs to the job"),
+        ("loader", {"num_workers": -3}, "must be 0 to 1024"),
+        ("loader", {"num_workers": "abc"}, "must be 0 to 1024"),
+        ("loader", {"prefetch_factor": float("nan")}, "not a plain value"),
+    ],
+)
+def test_values_that_cannot_be_set(
+    tmp_path: Path, section: str, values: dict[str, object], reason: str
+) -> None:
+    best = Best({}, {}, {}, 8, {}, None, {}, {})
+    (tmp_path / "a.yaml").write_text(replace(best, **{section: values}).to_yaml())
+    with pytest.raises(UsageError, match=reason):
+        read_settings(str(tmp_path / "a.yaml"))
+
+
+def test_a_number_is_a_variables_text(tmp_path: Path) -> None:
+    best = Best({"NCCL_BUFFSIZE": 1048576}, {}, {}, 8, {}, None, {}, {})  # type: ignore[dict-item]
+    (tmp_path / "a.yaml").write_text(best.to_yaml())
+    assert read_settings(str(tmp_path / "a.yaml")).env == {"NCCL_BUFFSIZE": "1048576"}
+
+
+def test_files_that_are_far_too_large(tmp_path: Path) -> None:
+    (tmp_path / "huge.env").write_text("A=" + "x" * (1 << 20))
+    with pytest.raises(UsageError, match="larger than 1048576 bytes"):
+        read_settings(str(tmp_path / "huge.env"))
+    with pytest.raises(UsageError, match="is no file"):
+        read_settings(str(tmp_path))

@@ -33,8 +33,8 @@ SENTENCES = [
     ),
     (
         Verdict("INCONCLUSIVE", 1.019, 0.994, 1.043, 0.012, 12, more=8),
-        "Inconclusive: +1.9% [-0.6 .. +4.3]; noise is 1.2%, 12 + 12 fresh launches. It would take "
-        "about 20 launches of each; a quieter machine or a longer --measure-seconds may do.",
+        "Inconclusive: +1.9% [-0.6 .. +4.3]; noise is 1.2%, 12 + 12 fresh launches. A quieter "
+        "machine, or a longer --measure-seconds, may settle it.",
     ),
     (
         Verdict("INCONCLUSIVE", 1.019, None, None, 0.012, 3, more=3),
@@ -43,8 +43,13 @@ SENTENCES = [
     ),
     (
         Verdict("INCONCLUSIVE", 1.012, 0.99, 1.03, 0.012, 12),
-        "Inconclusive: +1.2% [-1.0 .. +3.0]; noise is 1.2%, 12 + 12 fresh launches. More launches "
-        "would hardly settle it.",
+        "Inconclusive: +1.2% [-1.0 .. +3.0]; noise is 1.2%, 12 + 12 fresh launches. A quieter "
+        "machine, or a longer --measure-seconds, may settle it.",
+    ),
+    (
+        Verdict("INCONCLUSIVE", 1.012, 0.9, 1.1, 0.412, 6, more=3),
+        "Inconclusive: +1.2% [-10.0 .. +10.0]; noise is 41.2%, 6 + 6 fresh launches. With so much "
+        "noise no two settings can be called equal: a quieter machine is needed.",
     ),
     (
         Verdict("INCONCLUSIVE", None, None, None, None, 0, reason="nothing was measured"),

@@ -183,6 +183,27 @@ def test_when_the_first_finalist_fails_the_second_is_confirmed_and_written(tmp_p
     assert "trial 1 failed when it was launched anew; Faster than" in verdict_line(summary)
 
 
+@pytest.mark.parametrize("failing", range(1, 7))
+def test_a_candidate_that_fails_in_any_block_is_never_written(tmp_path: Path, failing: int) -> None:
+    """Whichever side came first in that block: read back, it is left out as it was live."""
+    seen = {"50": 0}
+
+    def gain(asked: Asked) -> float | Failure:
+        if asked.ddp.get("bucket_cap_mb") == 50:
+            seen["50"] += 1
+            crash = Failure("crashed", "no", None, None, ())
+            return 1.4 if seen["50"] <= failing else crash  # the first is the search's own
+        return 1.0
+
+    space = space_of(presets=PRESETS[:1], only=WIDE)
+    summary, _, _ = confirmed(tmp_path / "s", gain, 2, space=space)
+    assert summary.own is not None and summary.own.failed == (1,) and summary.own.trial is None
+    assert best(summary)["ddp"] == {} and exports(summary) == []
+    assert "failed when it was launched anew" in verdict_line(summary)
+    again, launcher, _ = confirmed(tmp_path / "s", gain, 2, space=space)
+    assert launcher.asked == [] and verdict_line(again) == verdict_line(summary)
+
+
 def test_launches_of_another_pair_do_not_count(tmp_path: Path) -> None:
     """More trials bring another winner on a day when the machine is faster: equal all the same."""
     first, _, _ = confirmed(tmp_path / "s", nothing, 4, seed=1)

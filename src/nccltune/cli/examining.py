@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,11 @@ def run_doctor(options: SearchOptions, *, as_json: bool) -> int:
         warnings = tuple(dict.fromkeys(launcher.warnings))
     for text in warnings:
         say(f"note: {text}")
+    search = shlex.join(["nccltune", "search", *_job(options.command)])
     if as_json:
         print(json.dumps(as_document(found, probe, diagnosis), indent=2))
     else:
-        _print_result(found, probe, diagnosis)
+        _print_result(found, probe, diagnosis, search)
     return 0
 
 
@@ -95,7 +97,12 @@ def as_document(found: Survey, probe: Probe, diagnosis: Diagnosis) -> dict[str, 
     }
 
 
-def _print_result(found: Survey, probe: Probe, diagnosis: Diagnosis) -> None:
+def _job(command: Sequence[str]) -> list[str]:
+    """The options of the job, as they were given to this verb."""
+    return [word for word in command[2:] if word != "--json"]
+
+
+def _print_result(found: Survey, probe: Probe, diagnosis: Diagnosis, search: str) -> None:
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PLAIN_WIDTH
     console = Console(file=sys.stdout, width=width, highlight=False)
     console.print(_facts_table(facts(found, probe)))
@@ -106,7 +113,7 @@ def _print_result(found: Survey, probe: Probe, diagnosis: Diagnosis) -> None:
     told = findings(diagnosis, backend=found.task.workload.backend)
     for finding in told:
         console.print()
-        console.print(Text(finding))
+        console.print(Text(finding.replace("nccltune search", search)))
     if not told:
         console.print(Text("Nothing is out of the ordinary."))
 

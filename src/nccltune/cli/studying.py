@@ -223,7 +223,7 @@ def _tell_ending(ending: Ending | None, found: Survey, paths: StudyPaths, done: 
         "trials": f"done: {done} trials",
         "time": f"the time budget is spent after {done} of {found.options.trials} trials (a "
         "further one would end after it); the same command goes on",
-        "exhausted": f"done: every configuration that is legal here and can win something has been "
-        f"measured ({done} trials)",
+        "exhausted": f"done after {done} trials: nothing else that is legal here and could win "
+        "something is left at your batch size (larger ones get a quarter of 8 or more trials)",
     }
     say(reasons[ending])

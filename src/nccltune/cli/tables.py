@@ -30,6 +30,12 @@ from nccltune.study.records import Trial
 from nccltune.study.summary import Summary
 
 _SHOWN = 8
+_WORDS = {
+    "FASTER": "faster",
+    "SLOWER": "slower: keep the defaults",
+    "WITHIN_NOISE": "keep the defaults",
+    "INCONCLUSIVE": "inconclusive",
+}
 _PLAIN_WIDTH = 120  # where no terminal says otherwise
 
 
@@ -136,16 +142,23 @@ def summary_lines(summary: Summary) -> list[str]:
 def _what_pays(summary: Summary) -> list[str]:
     """What the settings carry, what was dropped, and what a larger batch gives."""
     own, lines = summary.own, []
+    if own is not None and own.verdict is not None:
+        settings = words.settings(changes(own.configuration, summary.space.baseline))
+        lines.append(f"  of trial {own.trial}: {settings}")
     if own is not None and own.faster:
         for name, found in own.shares.items():
             lines.append(f"  {verdicts.share(name, found)}")
         for name, found in own.dropped.items():
             lines.append(f"  dropped, not shown to pay: {verdicts.share(name, found)}")
-    if taint := tainted(summary):
+    if own is not None and own.verdict is not None and (taint := tainted(summary, larger=False)):
         lines.append(f"  {taint}")
     if summary.larger is None:
         return lines
     lines.append(f"With a larger batch: {larger_line(summary)}.")
+    with_larger = summary.with_larger
+    known = with_larger is not None and with_larger.verdict is not None
+    if known and (taint := tainted(summary, larger=True)):
+        lines.append(f"  {taint}")
     outcome = larger_outcome(summary)
     if outcome is not None:
         lines.append(f"  {_larger_note(summary, outcome)}")
@@ -198,6 +211,7 @@ def print_studies(summaries: Sequence[Summary], studies_dir: Path) -> None:
         ("baseline", "right"),
         ("best", "right"),
         ("vs baseline", "right"),
+        ("verdict", "left"),
         ("begun", "left"),
     )
     for summary in summaries:
@@ -209,12 +223,20 @@ def print_studies(summaries: Sequence[Summary], studies_dir: Path) -> None:
             Text(words.samples(base)),
             Text(words.samples(winner.value if winner else None)),
             Text(words.difference(winner.value if winner else None, base)),
+            Text(_word(summary)),
             Text(str(summary.definition["created"])[:16].replace("T", " ")),
         )
     console.print(table)
     console.print(
         Text("samples/s of all ranks; search values: `nccltune show STUDY` has the verdict")
     )
+
+
+def _word(summary: Summary) -> str:
+    own = summary.own
+    if own is None or (own.verdict is None and own.trial is not None):
+        return "not confirmed"
+    return "keep the defaults" if own.verdict is None else _WORDS[own.verdict.word]
 
 
 def print_trial(summary: Summary, trial: Trial) -> None:

@@ -12,6 +12,7 @@ import yaml
 
 from nccltune.errors import UsageError
 
+_LARGEST = 1 << 20
 _SECTIONS = ("ddp", "loader", "env", "workload", "machine", "provenance")
 
 
@@ -53,11 +54,20 @@ class Best:
         return yaml.safe_dump(data, sort_keys=False, width=100)
 
 
+def read_limited(file: Path) -> str:
+    """A settings file's text. Raises OSError, also for what is no file or far too large."""
+    if file.exists() and not file.is_file():
+        raise OSError("is no file")
+    if file.stat().st_size > _LARGEST:
+        raise OSError(f"larger than {_LARGEST} bytes")
+    return file.read_text(encoding="utf-8-sig")
+
+
 def read_best(path: str | os.PathLike[str]) -> Best:
     """Read a best.yaml. Raises UsageError naming the file and what is wrong with it."""
     file = Path(path)
     try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+        data = yaml.safe_load(read_limited(file))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file}: cannot be read: {error}") from error
     except (yaml.YAMLError, RecursionError) as error:
@@ -66,7 +76,8 @@ def read_best(path: str | os.PathLike[str]) -> Best:
         raise UsageError(f"{file}: not a best.yaml of version 1")
     for name in _SECTIONS:
         if not isinstance(data.get(name), dict):
-            raise UsageError(f"{file}: {name}: must be a mapping, got {data.get(name)!r}")
+            kind = type(data.get(name)).__name__
+            raise UsageError(f"{file}: {name}: must be a mapping, got {kind}")
     batch_size = data.get("batch_size")
     if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
         raise UsageError(f"{file}: batch_size: must be a whole number >= 1, got {batch_size!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -10,9 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from nccltune.errors import UsageError
-from nccltune.output.best import read_best
+from nccltune.output.best import Best, read_best, read_limited
 
 DEFAULTS = "defaults"
+_LARGEST_BATCH = 1 << 24
+_HELD = {"module", "device_ids", "output_device", "process_group"}
+_OURS = {
+    *("PYTHONPATH", "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE"),
+    *("LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"),
+}
 _EXPANDED = re.compile(r"""=~|=[^'"#\s]*[*?\[]""")  # what a shell would replace by other text
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -36,12 +43,50 @@ def read_settings(text: str) -> JobSettings:
     if text == DEFAULTS:
         return JobSettings(DEFAULTS)
     path = Path(text)
-    if not path.is_file():
+    if not path.exists():
         raise UsageError(f"{text}: no such file; give an env file, a best.yaml or `{DEFAULTS}`")
-    if path.suffix in (".yaml", ".yml"):
-        best = read_best(path)
-        return JobSettings(text, best.env, best.ddp, best.loader, best.batch_size)
-    return JobSettings(text, read_env_file(path))
+    if path.suffix not in (".yaml", ".yml"):
+        return JobSettings(text, read_env_file(path))
+    best = read_best(path)
+    _check_arguments(path, best)
+    env = {name: _variable(path, name, value) for name, value in best.env.items()}
+    return JobSettings(text, env, best.ddp, best.loader, best.batch_size)
+
+
+def _check_arguments(path: Path, best: Best) -> None:
+    for section, values in (("ddp", best.ddp), ("loader", best.loader)):
+        for name, value in values.items():
+            if not isinstance(name, str) or not _plain(value):
+                raise UsageError(f"{path}: {section}.{name}: not a plain value")
+    workers = best.loader.get("num_workers", 0)
+    if not isinstance(workers, int) or isinstance(workers, bool) or not 0 <= workers <= 1024:
+        raise UsageError(f"{path}: loader.num_workers: must be 0 to 1024")
+    if held := _HELD & best.ddp.keys():
+        raise UsageError(f"{path}: ddp.{min(held)}: belongs to the job, not to settings")
+    if best.batch_size > _LARGEST_BATCH:
+        raise UsageError(f"{path}: batch_size: must be at most {_LARGEST_BATCH}")
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, (bool, int, str))
+
+
+def _variable(path: Path, name: Any, value: Any) -> str:
+    """The text of a variable; numbers are taken as they are written."""
+    if isinstance(value, bool) or not isinstance(value, (int, str)) or not isinstance(name, str):
+        raise UsageError(f"{path}: env.{name}: must be text, in quotes")
+    return _allowed(f"{path}: env.{name}", name, str(value))
+
+
+def _allowed(where: str, name: str, value: str) -> str:
+    """Raises UsageError for what is no variable, or one that starts and holds the ranks."""
+    if not _NAME.fullmatch(name) or "\0" in value:
+        raise UsageError(f"{where}: not a variable")
+    if name in _OURS or name.startswith(("NCCLTUNE_", "TORCHELASTIC_", "NCCL_DEBUG")):
+        raise UsageError(f"{where}: is set by every launch; take it out of the file")
+    return value
 
 
 def read_env_file(path: Path) -> dict[str, str]:
@@ -50,7 +95,7 @@ def read_env_file(path: Path) -> dict[str, str]:
     Raises: UsageError for anything that only a shell could work out.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_limited(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read: {error}") from error
     found: dict[str, str] = {}
@@ -80,9 +125,10 @@ def _assignments(path: Path, number: int, line: str) -> list[tuple[str, str]]:
     if words[:1] == ["export"]:
         words = words[1:]
     pairs = [word.partition("=") for word in words]
-    bare = shlex.quote(line.strip())
+    bare = shlex.quote(line.strip()[:80])
     if any(not found or not _NAME.fullmatch(name) for name, found, _ in pairs):
         raise UsageError(f"{path}: line {number}: not NAME=value: {bare}")
     if any("$" in value or "`" in value for _, _, value in pairs) or _EXPANDED.search(line):
         raise UsageError(f"{path}: line {number}: only plain values are read, got {bare}")
-    return [(name, value) for name, _, value in pairs]
+    where = f"{path}: line {number}"
+    return [(name, _allowed(f"{where}: {name}", name, value)) for name, _, value in pairs]

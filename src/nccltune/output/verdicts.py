@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccltune.stats.verdict import FEWEST, MOST, Verdict
+from nccltune.stats.verdict import FEWEST, MOST, TOO_NOISY, Verdict
 
 _TIMES = 1.5  # from here on "1.63 times", below "4.2% more"
 
@@ -52,15 +52,14 @@ def _fewer(verdict: Verdict) -> str:
 
 
 def _settling(verdict: Verdict) -> str:
-    if verdict.more is None:
-        return "More launches would hardly settle it."
     if verdict.launches < FEWEST:
         return f"At least {FEWEST} launches of each are needed."
-    if verdict.launches >= MOST:
+    if verdict.threshold is not None and verdict.threshold > TOO_NOISY:
         return (
-            f"It would take about {verdict.launches + verdict.more} launches of each; a quieter "
-            "machine or a longer --measure-seconds may do."
+            "With so much noise no two settings can be called equal: a quieter machine is needed."
         )
+    if verdict.launches >= MOST or verdict.more is None:
+        return "A quieter machine, or a longer --measure-seconds, may settle it."
     plural = "es" if verdict.more > 1 else ""
     return f"About {verdict.more} more launch{plural} of each would settle it."
 

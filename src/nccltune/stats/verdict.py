@@ -28,7 +28,7 @@ FEWEST = 6
 MOST = 12
 ERROR = 0.05
 _FAR = 100
-_TOO_NOISY = 0.3
+TOO_NOISY = 0.3
 """Beyond such a threshold "inside the noise" would not mean that a difference is small."""
 
 
@@ -171,7 +171,7 @@ def word_for(interval: RatioInterval, equal: RatioInterval, threshold: float, no
         return "FASTER"
     if interval.high < 1 and middle <= -bound:
         return "SLOWER"
-    small = noise <= _TOO_NOISY
+    small = noise <= TOO_NOISY
     if small and equal.low > math.exp(-inside) and equal.high < math.exp(inside):
         return "WITHIN_NOISE"
     return "INCONCLUSIVE"

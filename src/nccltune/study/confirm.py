@@ -321,14 +321,13 @@ def recorded(measurements: Sequence[Measurement]) -> Speed:
 
     def speed(launch: Launch) -> float | None:
         sides = known.get((launch.comparison, launch.of, launch.block), {})
-        candidate = sides.get("candidate")
-        if launch.side in sides and sides[launch.side].state != "failed":
-            alone = launch.comparison == "finalists"
-            return sides[launch.side].value if alone or _whole(sides) else None
-        failed = sides.get(launch.side, candidate)
-        if failed is not None and failed.state == "failed" and not _of_baseline(failed):
+        alone = launch.comparison == "finalists"
+        told = [m for side, m in sides.items() if side == launch.side or not alone]
+        if any(m.state == "failed" and not _of_baseline(m) for m in told):
             raise CandidateFailed(launch.comparison)
-        return None
+        if launch.side not in sides or not (alone or _whole(sides)):
+            return None
+        return sides[launch.side].value
 
     return speed
 

@@ -11,6 +11,7 @@ from nccltune.errors import StudyError
 from nccltune.launch.protocol import Failure, Group, Launcher, Limits, Outcome, Progress
 from nccltune.space import Parameter, ResolvedSpace
 from nccltune.stats.step import Diagnosis, diagnosis_of
+from nccltune.stats.verdict import TOO_NOISY
 from nccltune.study.definition import Task
 from nccltune.study.effective import Effective, loader_arguments
 from nccltune.study.store import Store
@@ -80,7 +81,7 @@ def left_out(
     space: ResolvedSpace, found: Diagnosis, threshold: float
 ) -> dict[str, tuple[str, ...]]:
     """Parameters that cannot win as much as noise hides here, by what they are about: communication
-    (NCCL and DDP) and the loader.
+    (NCCL and DDP) and the loader. None where noise would hide nearly everything.
     """
     groups = {
         "communication": (found.communication_limit, ("env", "ddp")),
@@ -89,7 +90,7 @@ def left_out(
     leave = {}
     for name, (limit, targets) in groups.items():
         names = tuple(p.name for p in space.parameters if p.target in targets and _bounded(p))
-        if names and limit < threshold:
+        if names and limit < threshold <= TOO_NOISY:
             leave[name] = names
     return leave
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -138,7 +139,7 @@ class Measurer:
         log = NcclLogs(live.log_dir)
         message = self._request(subject, given)
         before = self.health() if self.health else None
-        outcome = live.group.request(message, limits, progress)
+        outcome = _checked(live.group.request(message, limits, progress))
         found = self._taints(before)
         live.measured += 1
         given_back = outcome.result is None or live.gave_memory_back(outcome.result)
@@ -258,6 +259,17 @@ class Measurer:
             seconds=seconds,
             compared=subject.compared,
         )
+
+
+def _checked(outcome: Outcome) -> Outcome:
+    """With the failure, where what the ranks report is no speed."""
+    if outcome.result is None:
+        return outcome
+    speed = outcome.result["samples_per_second"]
+    if isinstance(speed, (int, float)) and math.isfinite(speed) and speed > 0:
+        return outcome
+    failure = Failure("wrong_result", f"the ranks reported {speed} samples/s")
+    return replace(outcome, result=None, failure=failure)
 
 
 def _without(text: str, paths: Mapping[str, str], host: str) -> str:

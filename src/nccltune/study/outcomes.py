@@ -92,13 +92,20 @@ def verdict_line(summary: Summary) -> str:
     return failed + text.removesuffix(".")
 
 
-def tainted(summary: Summary) -> str | None:
-    """How many launches behind the verdict something disturbed, though they were repeated."""
-    confirm = [m for m in summary.measurements.values() if m.purpose in ("noise", "confirm")]
+def tainted(summary: Summary, *, larger: bool) -> str | None:
+    """How many launches behind a verdict something disturbed, though they were repeated: that of
+    the user's own batch size, or of the larger one.
+    """
+    confirm = [
+        m
+        for m in summary.measurements.values()
+        if (m.compared is None and m.purpose == "noise")
+        or (m.compared is not None and (m.compared.comparison == "larger batch") == larger)
+    ]
     found = [m.taints[0] for m in confirm if m.taints]
     if not found:
         return None
-    return f"{len(found)} of {len(confirm)} launches behind it were disturbed: {found[0]}"
+    return f"{len(found)} of the {len(confirm)} launches behind it were disturbed: {found[0]}"
 
 
 def larger_line(summary: Summary) -> str:

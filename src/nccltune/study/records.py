@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Value = None | bool | int | float | str
 Purpose = Literal["search", "noise", "confirm", "diagnose"]
@@ -63,10 +64,45 @@ class Measurement:
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
         found = {"launcher": "torchrun", "compared": None, "taints": (), **data}
         for name in ("utilization", "taints"):
-            found[name] = tuple(found[name])
+            found[name] = tuple(_list(name, found[name]))
+        _check(found)
         if found["compared"] is not None:
             found["compared"] = Compared(**found["compared"])
+            _check_place(found["compared"])
         return cls(**found)
+
+
+def _check(found: Mapping[str, Any]) -> None:
+    """Raises TypeError, ValueError, KeyError for what a record of ours cannot hold."""
+    if found["purpose"] not in get_args(Purpose) or found["state"] not in get_args(State):
+        raise ValueError(f"purpose {found['purpose']!r}, state {found['state']!r}")
+    if not isinstance(found["id"], str) or not isinstance(found["configuration"], dict):
+        raise TypeError("id or configuration")
+    if not all(isinstance(spent, (int, float)) for spent in dict(found["seconds"]).values()):
+        raise TypeError("seconds")
+    if found["purpose"] in ("noise", "confirm") and found["state"] == "complete":
+        _check_speed(found["value"])
+        for window in found["result"]["windows"]:
+            if window["counts"]:
+                _check_speed(max(window["rank_seconds"]))
+                _check_speed(window["steps"])
+
+
+def _check_place(place: Compared) -> None:
+    texts = (place.comparison, place.side, place.of, place.run)
+    if not all(isinstance(text, str) for text in texts) or not isinstance(place.block, int):
+        raise TypeError("compared")
+
+
+def _check_speed(value: Any) -> None:
+    if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        raise ValueError(f"value {value!r}")
+
+
+def _list(name: str, value: Any) -> list[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(name)
+    return list(value)
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ def _records(parse: Callable[[Mapping[str, Any]], _Record], path: Path) -> list[
     for number, line in enumerate(read_lines(path), start=1):
         try:
             found.append(parse(line))
-        except (TypeError, KeyError):
+        except (AttributeError, TypeError, KeyError, ValueError):
             raise StudyError(f"{path}: line {number} is not a record of ours; {_DAMAGED}") from None
     return found
 
