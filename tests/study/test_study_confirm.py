@@ -57,7 +57,7 @@ def noisy(gain: Gain, spread: float = 0.005, seed: int = 1) -> Callable[[Asked],
 def confirmed(
     folder: Path, gain: Gain, trials: int = 8, limit: int = 12, space: ResolvedSpace | None = None,
     spread: float = 0.005, seconds: float | None = None, stop: StopFlag | None = None,
-    seed: int = 1,
+    seed: int = 1, confirm: bool = True,
 ) -> tuple[Summary, FormulaLauncher, Listener]:  # fmt: skip
     paths, space = StudyPaths(folder), space or space_of(presets=PRESETS, only=WIDE)
     launcher, listener = FormulaLauncher(noisy(gain, spread, seed)), Listener()
@@ -68,7 +68,7 @@ def confirmed(
         search = search_in(
             paths, launcher, space, trials, seconds=seconds, listener=listener, stop=stop
         )
-        search.confirm = True
+        search.confirm = confirm
         search.run()
         if search.confirm:
             confirm_results(search.measurer, search.budget, listener, search.stop, space, limit)
@@ -260,6 +260,22 @@ def test_a_reduced_set_that_fails_leaves_the_winner(tmp_path: Path) -> None:
     own = summary.own
     assert own is not None and own.faster and own.trial == 1
     assert best(summary)["ddp"] == {"bucket_cap_mb": 50} and len(exports(summary)) == 1
+
+
+def test_newer_trials_do_not_undo_what_was_confirmed(tmp_path: Path) -> None:
+    space = space_of(presets=PRESETS, only=WIDE)
+    before, _, _ = confirmed(tmp_path / "s", buckets_pay, 3, space=space)
+    assert best(before)["ddp"] == {"bucket_cap_mb": 50}
+
+    def better(asked: Asked) -> float:
+        return 1.6 if asked.env.get("NCCL_BUFFSIZE") else buckets_pay(asked)
+
+    after, _, _ = confirmed(tmp_path / "s", better, 8, space=space, confirm=False)
+    assert after.winner is not None and after.winner.parameters["NCCL_BUFFSIZE"] is not None
+    assert best(after)["ddp"] == {"bucket_cap_mb": 50} and exports(after) == []
+    assert best(after)["verdict"]["word"] == "FASTER"
+    again, _, _ = confirmed(tmp_path / "s", better, 8, space=space)
+    assert again.own is not None and again.own.configuration["NCCL_BUFFSIZE"] is not None
 
 
 def test_a_finished_study_can_be_confirmed_later(tmp_path: Path) -> None:

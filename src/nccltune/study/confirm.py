@@ -104,7 +104,7 @@ class Confirmation:
             if winner is _UNKNOWN:
                 return Answer(left[0].parameters, left[0].number, failed=tuple(failed))
             try:
-                return self._confirmed(winner, tuple(failed))
+                return self.of_trial(winner, tuple(failed))
             except CandidateFailed:
                 failed.append(winner.number)
         return Answer(self.baseline, failed=tuple(failed))
@@ -157,7 +157,8 @@ class Confirmation:
         best = max(speeds, key=lambda number: statistics.median(speeds[number]), default=None)
         return next((trial for trial in several if trial.number == best), None)
 
-    def _confirmed(self, winner: Trial, failed: tuple[int, ...]) -> Answer:
+    def of_trial(self, winner: Trial, failed: tuple[int, ...] = ()) -> Answer:
+        """The answer for one trial. Raises CandidateFailed when a launch of it does."""
         whole = self._against_baseline("winner", winner.parameters, winner.number)
         if whole.launches == 0:
             return Answer(winner.parameters, winner.number, failed=failed)

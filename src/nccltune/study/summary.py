@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,8 +10,8 @@ from typing import Any
 
 from nccltune.errors import StudyError
 from nccltune.space import ResolvedSpace, Value, changes, key
-from nccltune.stats.verdict import MOST
-from nccltune.study.confirm import Answer, Confirmation, recorded
+from nccltune.stats.verdict import FEWEST, MOST
+from nccltune.study.confirm import Answer, CandidateFailed, Confirmation, recorded
 from nccltune.study.folder import StudyPaths, read_definition
 from nccltune.study.records import (
     Measurement,
@@ -56,8 +57,22 @@ class Summary:
 
     @functools.cached_property
     def own(self) -> Answer | None:
-        """What confirmation says at the user's batch size; None before the baseline is measured."""
-        return self._confirmation().own_batch() if self.trials else None
+        """What confirmation says at the user's batch size; None before the baseline is measured.
+        Newer trials that were not compared yet do not undo what was confirmed before.
+        """
+        if not self.trials:
+            return None
+        confirmation = self._confirmation()
+        answer = confirmation.own_batch()
+        if answer.trial is None or (answer.verdict and answer.verdict.launches >= FEWEST):
+            return answer
+        for trial in reversed(self.trials):
+            if trial.stage == "search" and trial.state == "complete":
+                with contextlib.suppress(CandidateFailed):
+                    earlier = confirmation.of_trial(trial)
+                    if earlier.faster:
+                        return earlier
+        return answer
 
     @functools.cached_property
     def with_larger(self) -> Answer | None:

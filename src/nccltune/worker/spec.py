@@ -38,7 +38,7 @@ class Settings:
     windows: int = 4
     max_measure_seconds: float = 8.0
     steady_windows: int = 3
-    steady_spread: float = 0.03
+    steady_variation: float = 0.02
     max_warmup_windows: int = 12
     max_warmup_seconds: float = 12.0
     cut_below: float | None = None

@@ -98,15 +98,17 @@ def settled(windows: Sequence[Window]) -> list[Window]:
 
 
 def is_steady(windows: Sequence[Window], settings: Settings) -> bool:
-    """Whether the speed has settled: the last windows agree closely, or, on a noisy machine, show
-    no trend; and the loader's queue neither drains nor fills.
+    """Whether the speed has settled: the coefficient of variation of the last windows is small (the
+    steady state of A. Georges, D. Buytaert and L. Eeckhout, Statistically rigorous Java performance
+    evaluation, OOPSLA 2007), or, on a noisy machine, they show no trend; and the loader's queue
+    neither drains nor fills.
     """
     later = settled(windows)
     last = later[-settings.steady_windows :]
     if len(last) < settings.steady_windows or abs(queue_trend(last)) > QUEUE_TREND:
         return False
     rates = [window.steps_per_second for window in last]
-    if (max(rates) - min(rates)) / statistics.median(rates) <= settings.steady_spread:
+    if statistics.stdev(rates) / statistics.fmean(rates) <= settings.steady_variation:
         return True
     return trendless([window.steps_per_second for window in later[-_TREND_WINDOWS:]])
 
