@@ -82,6 +82,7 @@ def test_training_needs_no_nccltune(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_a_result_that_was_not_sourced_is_told(study: Path) -> None:
     output, errors = torchrun("--best", study / "best.yaml")
 

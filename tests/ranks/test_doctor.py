@@ -35,6 +35,7 @@ def asked(group: RankGroup, kind: str, **changes: Any) -> Mapping[str, Any]:
     return outcome.result
 
 
+@pytest.mark.slow
 def test_late_data_and_late_communication_are_told_apart(tmp_path: Path) -> None:
     """What would be won by a loader, or an all-reduce, that costs nothing is measured as well."""
     starter = launcher("warm", tmp_path, **DELAYS)
@@ -69,7 +70,6 @@ def test_late_data_and_late_communication_are_told_apart(tmp_path: Path) -> None
     assert late_news.scaling_efficiency == pytest.approx(1 / (1 + won), rel=0.2)
 
 
-@pytest.mark.slow
 def test_the_command_says_what_is_late(cli: Cli) -> None:
     temporary = cli.folder / "temporary"
     temporary.mkdir()

@@ -28,7 +28,10 @@ def _nothing_is_left() -> Iterator[None]:
     assert left() == []
 
 
-@pytest.mark.parametrize(("kind", "hosts"), [("warm", [0, 0, 1]), ("torchrun", [0, 1])])
+@pytest.mark.parametrize(
+    ("kind", "hosts"),
+    [("warm", [0, 0, 1]), pytest.param("torchrun", [0, 1], marks=pytest.mark.slow)],
+)
 def test_each_rank_has_its_host_and_all_have_the_rest(
     tmp_path: Path, kind: str, hosts: list[int]
 ) -> None:

@@ -165,6 +165,7 @@ def warm_host(cli: Cli) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_what_a_killed_supervisor_left_is_ended_by_the_next_search(cli: Cli) -> None:
     with tempfile.TemporaryDirectory(prefix="tmp") as name:  # short: sockets are made in it
         _killed_supervisor(cli, Path(name))
@@ -193,7 +194,7 @@ def _killed_supervisor(cli: Cli, temporary: Path) -> None:
     cli.assert_nothing_left()
 
 
-@pytest.mark.parametrize("launcher", ["auto", "warm"])
+@pytest.mark.parametrize("launcher", [pytest.param("auto", marks=pytest.mark.slow), "warm"])
 def test_where_no_warm_host_comes_up(cli: Cli, launcher: str) -> None:
     python = cli.folder / "python"
     python.write_text(

@@ -90,7 +90,7 @@ def seen(folder: Path) -> dict[str, Any]:
     return found
 
 
-@either
+@mostly_warm
 def test_every_launch_has_its_own_variables_and_always_the_sites(tmp_path: Path, kind: str) -> None:
     site = {
         name: SiteVariable(name, value, source)
@@ -132,6 +132,7 @@ def test_every_launch_has_its_own_variables_and_always_the_sites(tmp_path: Path,
     starter.close()
 
 
+@pytest.mark.slow
 def test_a_rank_finds_the_same_whichever_way_it_was_started(tmp_path: Path) -> None:
     found = {}
     for kind in LAUNCHERS:
@@ -209,6 +210,7 @@ def test_variables_with_which_no_process_starts_fail_alone(tmp_path: Path) -> No
     starter.close()
 
 
+@pytest.mark.slow
 def test_a_host_that_cannot_start_ranks_any_more_is_replaced(tmp_path: Path) -> None:
     starter = launcher("warm", tmp_path)
     group = starter.open({}, tmp_path / "launch-0")

@@ -42,7 +42,7 @@ def traces(starter: WarmLauncher, temporary: Path) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("launches", [8, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launches", [4, pytest.param(100, marks=pytest.mark.slow)])
 def test_launches_in_a_row_leave_nothing(tmp_path: Path, launches: int) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
