@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from nccltune.cli.doctor import OF_THE_JOB
-from nccltune.cli.search import finite, launches, search
+from nccltune.cli.search import launches, measure_seconds, search
 
 
 @click.command()
@@ -24,15 +24,7 @@ from nccltune.cli.search import finite, launches, search
     metavar="N",
     help="Most fresh launches of each side, 6 to 12.",
 )
-@click.option(
-    "--measure-seconds",
-    type=click.FloatRange(0.3, 600),
-    callback=finite,
-    default=1.2,
-    show_default=True,
-    metavar="S",
-    help="Time that counts in a launch, in windows of 0.3 s or 5 steps.",
-)
+@measure_seconds("Time that counts in a launch, in windows of 0.3 s or 5 steps.")
 @click.option("--json", "as_json", is_flag=True, help="The result as JSON on stdout.")
 def compare(**given: Any) -> int:
     """Compare two settings on the same job: is B faster than A?

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from nccltune.cli import tables
 from nccltune.cli.speaking import say
 from nccltune.cli.starting import cache_folder, end_old, started, tell_setting
 from nccltune.errors import StudyError
@@ -28,7 +28,6 @@ from nccltune.study.options import SearchOptions
 from nccltune.study.probing import probe_machine
 from nccltune.study.survey import Survey, refuse_busy
 
-_PLAIN_WIDTH = 120  # where no terminal says otherwise
 Probe = Mapping[str, Any] | None
 
 
@@ -103,9 +102,8 @@ def _job(command: Sequence[str]) -> list[str]:
 
 
 def _print_result(found: Survey, probe: Probe, diagnosis: Diagnosis, search: str) -> None:
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PLAIN_WIDTH
-    console = Console(file=sys.stdout, width=width, highlight=False)
-    console.print(_facts_table(facts(found, probe)))
+    console = tables.console_on(sys.stdout)
+    console.print(tables.facts_table(facts(found, probe)))
     console.print()
     console.print(_ranks_table(diagnosis))
     console.print()
@@ -141,20 +139,12 @@ def facts(found: Survey, probe: Probe) -> list[tuple[str, str]]:
     return [*rows, ("site variables", " ".join(site) or "none")]
 
 
-def _facts_table(rows: list[tuple[str, str]]) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, text in rows:
-        table.add_row(Text(name, style="bold"), Text(text))
-    return table
-
-
 def _ranks_table(diagnosis: Diagnosis) -> Table:
     """Shares of the step by rank; the columns of GPUs only where there are some."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     titles = ["rank", "data", "compute", "communication"]
     gpu_titles = ["host", "kernels", "NVML"] if diagnosis.gpu_busy else []
-    for title in [*titles, *gpu_titles, "alone", "awaiting data"]:
-        table.add_column(title, justify="right")
+    columns = [*titles, *gpu_titles, "alone", "awaiting data"]
+    table = tables.table_of(*((title, "right") for title in columns))
     for rank, shares in enumerate(diagnosis.ranks):
         cells = [_percent(s) for s in (shares.data, shares.compute, shares.communication)]
         if diagnosis.gpu_busy:

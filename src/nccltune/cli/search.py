@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,19 @@ def launches(_context: click.Context, parameter: click.Parameter, value: int) ->
             param=parameter,
         )
     return value
+
+
+def measure_seconds(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The option, for the verbs that measure."""
+    return click.option(
+        "--measure-seconds",
+        type=click.FloatRange(0.3, 600),
+        callback=finite,
+        default=1.2,
+        show_default=True,
+        metavar="S",
+        help=text,
+    )
 
 
 @click.command()
@@ -141,14 +155,8 @@ def launches(_context: click.Context, parameter: click.Parameter, value: int) ->
 )
 @click.option("--allow-guarded", is_flag=True, help="Also search what the space marks as guarded.")
 @click.option("--allow-unsafe", is_flag=True, help="Also search what the space marks as unsafe.")
-@click.option(
-    "--measure-seconds",
-    type=click.FloatRange(0.3, 600),
-    callback=finite,
-    default=1.2,
-    show_default=True,
-    metavar="S",
-    help="Time that counts in a trial, in windows of 0.3 s or 5 steps; warm-up comes on top.",
+@measure_seconds(
+    "Time that counts in a trial, in windows of 0.3 s or 5 steps; warm-up comes on top."
 )
 @click.option(
     "--confirm-launches",

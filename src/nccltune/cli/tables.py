@@ -39,21 +39,29 @@ _WORDS = {
 _PLAIN_WIDTH = 120  # where no terminal says otherwise
 
 
-def _console(file: TextIO) -> Console:
+def console_on(file: TextIO) -> Console:
     width = shutil.get_terminal_size().columns if file.isatty() else _PLAIN_WIDTH
     return Console(file=file, width=width, highlight=False)
 
 
-def _table(*columns: tuple[str, str]) -> Table:
+def table_of(*columns: tuple[str, str]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title, justify in columns:
         table.add_column(title, justify=justify, overflow="fold")  # type: ignore[arg-type]
     return table
 
 
+def facts_table(rows: Sequence[tuple[str, str]]) -> Table:
+    """Names and what is known of them."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, text in rows:
+        table.add_row(Text(name, style="bold"), Text(text))
+    return table
+
+
 def space_text(space: ResolvedSpace) -> str:
     """What will be searched, what will not, and why."""
-    table = _table(("parameter", "left"), ("searched", "left"), ("baseline", "left"))
+    table = table_of(("parameter", "left"), ("searched", "left"), ("baseline", "left"))
     for parameter in space.parameters:
         table.add_row(
             Text(parameter.name),
@@ -71,7 +79,7 @@ def space_text(space: ResolvedSpace) -> str:
 
 def print_summary(summary: Summary) -> None:
     """The best trials against the baseline, where the time went, what was written."""
-    console = _console(sys.stdout)
+    console = console_on(sys.stdout)
     baseline = summary.baseline
     if baseline is None:
         console.print(Text(f"study {summary.paths.folder}: no trial yet"))
@@ -100,7 +108,7 @@ def _search_values(summary: Summary) -> str:
 
 
 def _trials(summary: Summary, trials: Sequence[Trial]) -> Table:
-    table = _table(
+    table = table_of(
         ("trial", "right"), ("samples/s", "right"), ("vs baseline", "right"), ("settings", "left")
     )
     baseline = summary.baseline
@@ -201,11 +209,11 @@ def written_files(summary: Summary) -> list[str]:
 
 
 def print_studies(summaries: Sequence[Summary], studies_dir: Path) -> None:
-    console = _console(sys.stdout)
+    console = console_on(sys.stdout)
     if not summaries:
         console.print(Text(f"no studies in {studies_dir}; `nccltune search` makes one"))
         return
-    table = _table(
+    table = table_of(
         ("study", "left"),
         ("trials", "right"),
         ("baseline", "right"),
@@ -241,7 +249,7 @@ def _word(summary: Summary) -> str:
 
 def print_trial(summary: Summary, trial: Trial) -> None:
     """One trial in full."""
-    console = _console(sys.stdout)
+    console = console_on(sys.stdout)
     measurement = summary.measurement(trial)
     rows: list[tuple[str, str]] = [
         ("study", summary.paths.name),
@@ -268,10 +276,7 @@ def print_trial(summary: Summary, trial: Trial) -> None:
         failure = measurement.failure
         rows.append(("failure", str(failure["message"])))
         rows.append(("log", str(summary.paths.folder / failure["log"]) if failure["log"] else "-"))
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, text in rows:
-        table.add_row(Text(name, style="bold"), Text(text))
-    console.print(table)
+    console.print(facts_table(rows))
     for line in (measurement.failure or {}).get("tail", ()):
         console.print(Text(f"  | {line}"))
 

@@ -26,6 +26,11 @@ class Failure:
     log: str | None = None
     tail: tuple[str, ...] = ()
 
+    @property
+    def excerpt(self) -> str:
+        """The last lines of the log, as messages quote them."""
+        return "\n".join(f"  | {line}" for line in self.tail[-8:])
+
 
 @dataclass(frozen=True)
 class Limits:

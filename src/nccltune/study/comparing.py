@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from nccltune.errors import StudyError, UsageError
-from nccltune.launch.protocol import Failure, Launcher, Limits, Outcome
+from nccltune.launch.alone import ask_twice_if_lost
+from nccltune.launch.protocol import Failure, Launcher
 from nccltune.launch.stopping import StopFlag
 from nccltune.nccl.site import SiteVariable
 from nccltune.output.settings_file import JobSettings
 from nccltune.stats.verdict import Block, Verdict, baseline_first, settle
 from nccltune.study.definition import Task
-from nccltune.study.effective import loader_arguments
-from nccltune.worker.spec import Request, Settings
+from nccltune.study.effective import Effective, loader_arguments, request_for
+from nccltune.worker.spec import Settings
 
 Told = Callable[[int, JobSettings, float], None]
 """Called with the block, the side and its samples/s."""
@@ -49,9 +50,12 @@ class Comparison:
 
     def _speed(self, block: int, side: JobSettings) -> float:
         self.stop.check()
-        outcome = self._launch(side)
-        if outcome.failure is not None and outcome.host_lost:
-            outcome = self._launch(side)
+        log_dir = self.logs / f"launch-{len(self.rows):04d}"
+        given = effective_of(side, self.task, self.site)
+        # Both sides of a block get the same data in the same order.
+        request = request_for(given, self.task, self.settings, id=f"b{block}", data_seed=block)
+        message = {"type": "measure", **asdict(request)}
+        outcome = ask_twice_if_lost(self.launcher, given.process_env, log_dir, message)
         if outcome.failure is not None or outcome.result is None:
             raise StudyError(_failed(side, outcome.failure))
         speed = float(outcome.result["samples_per_second"])
@@ -68,16 +72,6 @@ class Comparison:
         self.told(block, side, speed)
         return speed
 
-    def _launch(self, side: JobSettings) -> Outcome:
-        env = process_env(side, self.site)
-        group = self.launcher.open(env, self.logs / f"launch-{len(self.rows):04d}")
-        try:
-            request = request_for(side, self.task, self.settings, len(self.rows) // 2)
-            message = {"type": "measure", **asdict(request)}
-            return group.request(message, Limits(), lambda _message: None)
-        finally:
-            group.close()
-
 
 def process_env(side: JobSettings, site: Mapping[str, SiteVariable]) -> dict[str, str]:
     """The variables of a side. Raises UsageError for one that the site has set to something else:
@@ -92,22 +86,20 @@ def process_env(side: JobSettings, site: Mapping[str, SiteVariable]) -> dict[str
     return {name: value for name, value in side.env.items() if name not in site}
 
 
-def request_for(side: JobSettings, task: Task, settings: Settings, block: int) -> Request:
-    """Both sides of a block get the same data in the same order."""
+def effective_of(side: JobSettings, task: Task, site: Mapping[str, SiteVariable]) -> Effective:
+    """What ranks are given for a side; all its variables are there when they start."""
     workers = {k: v for k, v in side.loader.items() if k in ("num_workers", "prefetch_factor")}
-    return Request(
-        id=f"b{block}",
-        workload=task.workload,
-        settings=settings,
-        ddp=dict(side.ddp),
+    return Effective(
+        process_env=process_env(side, site),
+        communicator_env={},
+        communicator_config={},
+        ddp=side.ddp,
         loader=loader_arguments(workers, task),
         batch_size=side.batch_size or task.batch_size,
-        data_seed=block,
     )
 
 
 def _failed(side: JobSettings, failure: Failure | None) -> str:
     if failure is None:
         return f"{side.name}: gave no result"
-    tail = "\n".join(f"  | {line}" for line in failure.tail[-8:])
-    return f"{side.name}: a launch failed ({failure.kind}): {failure.message}\n{tail}"
+    return f"{side.name}: a launch failed ({failure.kind}): {failure.message}\n{failure.excerpt}"

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from nccltune.errors import StudyError
-from nccltune.launch.protocol import Failure, Group, Launcher, Limits, Outcome, Progress
+from nccltune.launch.alone import ask_twice_if_lost
+from nccltune.launch.protocol import Failure, Launcher, Progress
 from nccltune.space import Parameter, ResolvedSpace
 from nccltune.stats.step import Diagnosis, diagnosis_of
 from nccltune.stats.verdict import TOO_NOISY
 from nccltune.study.definition import Task
-from nccltune.study.effective import Effective, loader_arguments
+from nccltune.study.effective import Effective, loader_arguments, request_for
 from nccltune.study.store import Store
 from nccltune.study.survey import Survey
-from nccltune.worker.spec import Request, Settings
+from nccltune.worker.spec import Settings
 
 _OF_COMMUNICATION = ("NCCL_", "TORCH_NCCL_", "GLOO_", "FI_", "OFI_NCCL_", "UCX_")
 
@@ -28,7 +28,7 @@ def diagnose(
     *,
     given: Effective | None = None,
     settings: Settings | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda _message: None,
 ) -> Diagnosis:
     """The job in a worker group of its own, whose logs go to `log_dir`. `given` is the
     configuration, the user's own where it is left out; `settings` hold windows and rounds.
@@ -39,9 +39,7 @@ def diagnose(
     """
     given = given or own_settings(found.task)
     message = request(found.task, given, settings or Settings())
-    outcome = _ask(launcher, log_dir, given, message, progress or _quiet)
-    if outcome.host_lost:
-        outcome = _ask(launcher, log_dir, given, message, progress or _quiet)
+    outcome = ask_twice_if_lost(launcher, given.process_env, log_dir, message, progress)
     if outcome.result is None:
         assert outcome.failure is not None
         raise StudyError(_failed(outcome.failure))
@@ -114,40 +112,12 @@ def own_settings(task: Task) -> Effective:
 
 def request(task: Task, given: Effective, settings: Settings) -> dict[str, Any]:
     """What the ranks are asked; any live group with `given.process_env` can be."""
-    asked = Request(
-        id="diagnosis",
-        workload=task.workload,
-        settings=settings,
-        ddp=dict(given.ddp),
-        loader=dict(given.loader),
-        batch_size=given.batch_size,
-        communicator_env=dict(given.communicator_env),
-        communicator_config=dict(given.communicator_config),
-    )
-    return {"type": "diagnose", **asdict(asked)}
-
-
-def _ask(
-    launcher: Launcher,
-    log_dir: Path,
-    given: Effective,
-    message: Mapping[str, Any],
-    progress: Progress,
-) -> Outcome:
-    group: Group = launcher.open(given.process_env, log_dir)
-    try:
-        return group.request(message, Limits(), progress)
-    finally:
-        group.close()
+    return {"type": "diagnose", **asdict(request_for(given, task, settings, id="diagnosis"))}
 
 
 def _failed(failure: Failure) -> str:
-    tail = "".join(f"\n  | {line}" for line in failure.tail[-8:])
+    tail = f"\n{failure.excerpt}" if failure.tail else ""
     return (
         f"the job failed ({failure.kind}): {failure.message}{tail}\n"
         f"nothing of ours was set; see {failure.log}"
     )
-
-
-def _quiet(_message: Mapping[str, Any]) -> None:
-    return

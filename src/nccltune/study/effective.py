@@ -11,6 +11,7 @@ from packaging.version import Version
 from nccltune.nccl import catalog, values
 from nccltune.space import ResolvedSpace, Value, split
 from nccltune.study.definition import Task
+from nccltune.worker.spec import Request, Settings
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,23 @@ class Effective:
             "loader": dict(self.loader),
             "batch_size": self.batch_size,
         }
+
+
+def request_for(
+    given: Effective, task: Task, settings: Settings, *, id: str, data_seed: int = 0
+) -> Request:
+    """What ranks are asked for this."""
+    return Request(
+        id=id,
+        workload=task.workload,
+        settings=settings,
+        ddp=dict(given.ddp),
+        loader=dict(given.loader),
+        batch_size=given.batch_size,
+        data_seed=data_seed,
+        communicator_env=dict(given.communicator_env),
+        communicator_config=dict(given.communicator_config),
+    )
 
 
 def effective(

@@ -22,10 +22,10 @@ from nccltune.nccl.site import SiteVariable
 from nccltune.space import ResolvedSpace, Value
 from nccltune.study.budget import limits_from
 from nccltune.study.definition import Task
-from nccltune.study.effective import Effective, effective
+from nccltune.study.effective import Effective, effective, request_for
 from nccltune.study.records import Compared, Measurement, Purpose, Stage, State
 from nccltune.study.store import Store
-from nccltune.worker.spec import Request, Settings
+from nccltune.worker.spec import Settings
 
 _MEASUREMENTS_A_GROUP = 10
 _REPEATS = 5  # in a run; on a machine that is always busy repeating is no help
@@ -113,19 +113,19 @@ class Measurer:
         """
         given = self.effective(subject.configuration)
         refuse_overrides(self.site, given.communicator_env)
+
+        def again(why: str) -> tuple[Measurement, Outcome]:
+            lost = round(sum(measurement.seconds.values()), 3)
+            repeated, ended = self._measure_once(subject, given, progress)
+            return replace(repeated, seconds={**repeated.seconds, why: lost}), ended
+
         measurement, outcome = self._measure_once(subject, given, progress)
         if measurement.taints and outcome.failure is None and len(self.disturbed) < _REPEATS:
             self.disturbed.append(measurement.taints[0])
-            lost = round(sum(measurement.seconds.values()), 3)
-            measurement, outcome = self._measure_once(subject, given, progress)
-            seconds = {**measurement.seconds, "disturbed before": lost}
-            measurement = replace(measurement, seconds=seconds)
+            measurement, outcome = again("disturbed before")
         used = self._live_group is not None and self._live_group.measured > 1
         if outcome.failure is not None and (used or outcome.host_lost):
-            lost = round(sum(measurement.seconds.values()), 3)
-            measurement, outcome = self._measure_once(subject, given, progress)
-            seconds = {**measurement.seconds, "failed before": lost}
-            measurement = replace(measurement, seconds=seconds)
+            measurement, outcome = again("failed before")
         return measurement, outcome.failure
 
     def _measure_once(
@@ -202,17 +202,10 @@ class Measurer:
         return {**nccl, "warnings": [self._public(text) for text in nccl["warnings"]]}
 
     def _request(self, subject: Subject, given: Effective) -> dict[str, Any]:
-        request = Request(
-            id=self.store.next_id(),
-            workload=self.task.workload,
-            settings=replace(self.settings, cut_below=subject.cut_below),
-            ddp=dict(given.ddp),
-            loader=dict(given.loader),
-            batch_size=given.batch_size,
-            data_seed=zlib.crc32(self.store.next_id().encode()),
-            communicator_env=dict(given.communicator_env),
-            communicator_config=dict(given.communicator_config),
-        )
+        name = self.store.next_id()
+        settings = replace(self.settings, cut_below=subject.cut_below)
+        seed = zlib.crc32(name.encode())
+        request = request_for(given, self.task, settings, id=name, data_seed=seed)
         return {"type": "measure", **asdict(request)}
 
     def _record(

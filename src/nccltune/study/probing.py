@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from nccltune.errors import StudyError
+from nccltune.launch.alone import ask_alone
 from nccltune.launch.nccl_logs import NcclLogs
-from nccltune.launch.protocol import Launcher, Limits
+from nccltune.launch.protocol import Launcher
 from nccltune.nccl.values import spell
 from nccltune.study.folder import write_text
 from nccltune.study.survey import Survey, nccl_version
@@ -56,18 +57,13 @@ def probe_machine(survey: Survey, launcher: Launcher, log_dir: Path, cache: Path
 
     Raises: StudyError when the ranks fail, with the reason found in their logs.
     """
-    group = launcher.open(fixed_env(survey), log_dir, probe=True)
     workload = survey.task.workload
     message = {"type": "probe", "backend": workload.backend, "device": workload.device}
-    try:
-        outcome = group.request(message, Limits(), _quiet)
-    finally:
-        group.close()
+    outcome = ask_alone(launcher, fixed_env(survey), log_dir, message, probe=True)
     if outcome.failure is not None:
-        tail = "\n".join(f"  | {line}" for line in outcome.failure.tail[-8:])
         raise StudyError(
             f"ranks cannot talk to each other here ({outcome.failure.kind}): "
-            f"{outcome.failure.message}\n{tail}\nsee {outcome.failure.log}"
+            f"{outcome.failure.message}\n{outcome.failure.excerpt}\nsee {outcome.failure.log}"
         )
     facts = NcclLogs(log_dir).facts()
     if facts is None or not facts["transport"] and survey.task.nproc_per_node > 1:
@@ -88,7 +84,3 @@ def _remember(survey: Survey, cache: Path, facts: Mapping[str, Any]) -> None:
         write_text(folder / f"{probe_key(survey)}.json", json.dumps(facts, indent=1))
     except (OSError, StudyError):
         return  # only the dry run misses it
-
-
-def _quiet(_message: Mapping[str, Any]) -> None:
-    return

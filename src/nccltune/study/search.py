@@ -130,9 +130,8 @@ class Search:
 
 
 def _baseline_failed(failure: Failure, when: str = "") -> str:
-    tail = "\n".join(f"  | {line}" for line in failure.tail[-8:])
     return (
         f"the baseline itself failed{when and f' {when}'} ({failure.kind}): {failure.message}\n"
-        f"{tail}\n"
+        f"{failure.excerpt}\n"
         f"nothing of ours was set; see {failure.log}, then run the same command again"
     )

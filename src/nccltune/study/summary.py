@@ -62,7 +62,7 @@ class Summary:
         """
         if not self.trials:
             return None
-        confirmation = self._confirmation()
+        confirmation = self._confirmation
         answer = confirmation.own_batch()
         if answer.trial is None or (answer.verdict and answer.verdict.launches >= FEWEST):
             return answer
@@ -80,8 +80,9 @@ class Summary:
         own, larger = self.own, self.larger
         if own is None or larger is None:
             return None
-        return self._confirmation().larger_batch(own, larger)
+        return self._confirmation.larger_batch(own, larger)
 
+    @functools.cached_property
     def _confirmation(self) -> Confirmation:
         found = list(self.measurements.values())
         seed = int(self.definition["seed"])
