@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml
 	    echo "setup: installing torch and the rest into $(VENV): minutes, several GB"; $(PYTHON) -m venv $(VENV); \
 	  fi; \
 	fi
-	@$(BIN)/python -c 'import torch; print("torch==" + torch.__version__)' >$(VENV)/constraints.txt 2>/dev/null || : >$(VENV)/constraints.txt
+	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' >$(VENV)/constraints.txt 2>/dev/null || : >$(VENV)/constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
