@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import time
 from dataclasses import replace
@@ -64,6 +65,22 @@ def test_launches_in_a_row_leave_nothing(tmp_path: Path, launches: int) -> None:
     starter.close()
     assert left() == []
     assert not host.folder.exists()
+
+
+def test_ranks_that_fail_cost_the_host_no_memory(tmp_path: Path) -> None:
+    """torch prints what happened to them, and its formatter would import its compiler for that."""
+    starter = launcher("warm", tmp_path)
+    sizes = []
+    for number in range(3):
+        group = starter.open({"NCCL_NTHREADS": str(number)}, tmp_path / f"launch-{number}")
+        assert group.request(request(settings=SHORT), Limits(), quiet).failure is None
+        if number:
+            os.kill(int((tmp_path / f"launch-{number}" / "rank1.pid").read_text()), signal.SIGKILL)
+        group.close()
+        [host] = map(psutil.Process, warm_hosts(left()))
+        sizes.append(host.memory_info().rss)
+    starter.close()
+    assert sizes[2] < sizes[0] + 30 * MIB
 
 
 SIZES = ", ".join(map(str, range(1, 100)))

@@ -8,6 +8,7 @@ host answers `ended` and `asked`. It never touches CUDA.
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import shutil
@@ -37,6 +38,7 @@ def main() -> None:
     forkserver.ensure_running()  # it imports while we do
     from torch.distributed.launcher import api as _agent  # noqa: F401
 
+    _log_plainly()
     first = context.Process(target=_nothing)
     first.start()
     first.join()
@@ -58,6 +60,17 @@ def _use_own_folder(folder: Path) -> None:
     if "TMPDIR" in os.environ:
         os.environ["NCCLTUNE_TMPDIR"] = os.environ["TMPDIR"]
     os.environ["TMPDIR"] = str(folder)
+
+
+def _log_plainly() -> None:
+    """torch's own formatter imports the compiler to print a traceback: 150 MB and a second, at the
+    first rank that fails (torch/_logging/_internal.py, 2.14).
+    """
+    plain = logging.Formatter("%(levelname)s %(name)s: %(message)s")
+    for name in list(logging.root.manager.loggerDict):
+        if name.split(".")[0] == "torch":
+            for handler in logging.getLogger(name).handlers:
+                handler.setFormatter(plain)
 
 
 def _nothing() -> None: ...
