@@ -7,8 +7,9 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ import pytest
 
 from nccltune.errors import StudyError
 from nccltune.launch.ask import JobPython
+from nccltune.launch.group import RankGroup
 from nccltune.launch.host import WarmHost
 from nccltune.launch.protocol import Limits
 from nccltune.launch.stopping import StopFlag
+from nccltune.launch.turns import NoTurns, Side, take_turns
 from nccltune.nccl.site import SiteVariable
 from nccltune.worker.spec import Settings
 from workloads import LAUNCHERS, WORKLOAD, launcher, left, quiet, request
@@ -289,6 +292,68 @@ def test_a_child_that_outlives_its_rank_is_ended_with_the_group(tmp_path: Path) 
     assert again.request(request(FAULTY, SHORT), Limits(), quiet).failure is None
     again.close()
     assert starter.hosts == [host]
+    starter.close()
+
+
+@mostly_warm
+def test_two_groups_measure_in_turn(tmp_path: Path, kind: str) -> None:
+    """Both are alive at the same time, and neither runs steps while it is the other's turn."""
+    starter = launcher(kind, tmp_path)
+    settings = Settings(windows=3, window_seconds=0.05, warmup_window_seconds=0.05)
+    message = request(settings=settings, turns=True)
+    heard: list[str] = []
+
+    def hear(told: Mapping[str, Any]) -> None:
+        heard.append(told["phase"] if told["type"] == "phase" else told["type"])
+
+    def opener(number: int) -> Callable[[], RankGroup]:
+        return lambda: starter.open({"NCCL_NTHREADS": str(number)}, tmp_path / f"launch-{number}")
+
+    for _ in range(2):  # the hosts are used again
+        heard.clear()
+        outcomes = take_turns([Side(opener(n), message) for n in range(2)], [], hear)
+        assert [outcome.failure for outcome in outcomes] == [None, None]
+        for outcome in outcomes:
+            assert outcome.result is not None and outcome.seconds["wait"] > 0
+            assert len([w for w in outcome.result["windows"] if w["counts"]]) == 3
+        turns = heard[heard.index("wait") :]
+        assert turns.count("wait") == turns.count("measure") == 6
+        assert kind != "warm" or len(starter.hosts) == 2
+    assert left() == [] or kind == "warm"
+    starter.close()
+
+
+def test_a_group_that_dies_while_it_waits_ends_the_turns_of_both(tmp_path: Path) -> None:
+    starter = launcher("warm", tmp_path)
+    message = request(settings=SHORT, turns=True)
+    group = starter.open({}, tmp_path / "first")
+
+    def second() -> RankGroup:
+        os.kill(int((tmp_path / "first/rank1.pid").read_text()), signal.SIGKILL)
+        return starter.open({}, tmp_path / "second")
+
+    with pytest.raises(NoTurns, match="crashed: rank 1 was ended by SIGKILL"):
+        take_turns([Side(lambda: group, message), Side(second, message)], [])
+    assert not group.alive
+    alone = starter.open({}, tmp_path / "third")
+    assert alone.request(request(settings=SHORT), Limits(), quiet).failure is None
+    alone.close()
+    starter.close()
+
+
+def test_hosts_with_other_variables_are_kept_for_the_next_turn(tmp_path: Path) -> None:
+    """Variables that are read at exec differ between the two, whichever is opened first."""
+    starter = launcher("warm", tmp_path)
+    message = request(settings=SHORT, turns=True)
+    found: list[list[WarmHost]] = []
+    for order in ((1, 2), (2, 1)):
+        sides = [
+            Side(partial(starter.open, {"OMP_NUM_THREADS": str(n)}, tmp_path / f"of-{n}"), message)
+            for n in order
+        ]
+        take_turns(sides, [])
+        found.append(list(starter.hosts))
+    assert len(found[0]) == 2 and found[0] == found[1]
     starter.close()
 
 

@@ -64,7 +64,9 @@ WORKLOAD = Workload(
     backend="nccl",
     seed=0,
 )
+SYNTHETIC = replace(WORKLOAD, data="synthetic")
 TASK = Task(workload=WORKLOAD, nproc_per_node=2, batch_size=64, num_workers=2, python=None)
+WITHOUT_LOADER = replace(TASK, workload=SYNTHETIC)
 
 ENV = {"target": "env", "default": None}
 DDP = {"target": "ddp", "default": None}
@@ -197,6 +199,23 @@ class FormulaGroup:
     log_dir: Path
     alive: bool = True
     closed: bool = False
+    waiting: tuple[Mapping[str, Any], Limits, Progress] | None = None
+    turns: int = 0
+
+    def begin(
+        self, message: Mapping[str, Any], limits: Limits, progress: Progress
+    ) -> Outcome | None:
+        if not message["turns"]:
+            return self.request(message, limits, progress)
+        self.waiting = message, limits, progress
+        return None
+
+    def turn(self) -> Outcome | None:
+        """Two turns; what is asked is answered in the last."""
+        assert self.waiting is not None and not self.closed
+        self.turns += 1
+        self.launcher.turns.append(self)
+        return None if self.turns < 2 else self.request(*self.waiting)
 
     def request(self, message: Mapping[str, Any], limits: Limits, progress: Progress) -> Outcome:
         assert self.alive, "asked after its end"
@@ -237,6 +256,8 @@ class FormulaLauncher:
     """Bytes in use by rank after a measurement."""
     hosts_lost: int = 0
     """So many failures are the launcher's own."""
+    turns: list[FormulaGroup] = field(default_factory=list)
+    """Whose turn it was."""
 
     def close(self) -> None:
         assert self.all_closed
@@ -244,7 +265,8 @@ class FormulaLauncher:
     def open(
         self, process_env: Mapping[str, str], log_dir: Path, *, probe: bool = False
     ) -> FormulaGroup:
-        assert self.all_closed, "two groups would share the GPUs"
+        waiting = [group for group in self.groups if not group.closed]
+        assert len(waiting) < 2 and all(group.waiting for group in waiting), "they share the GPUs"
         self.groups.append(FormulaGroup(self, process_env, log_dir))
         return self.groups[-1]
 
@@ -322,13 +344,14 @@ def search_in(
     seed: int = 0,
     planner: Planner | None = None,
     site: Mapping[str, SiteVariable] | None = None,
+    task: Task = TASK,
 ) -> Search:
     """A search on what the folder holds, as the command makes one. Hold the lock meanwhile."""
     store = Store(paths)
     measurer = Measurer(
         store=store,
         launcher=launcher,
-        task=TASK,
+        task=task,
         space=space,
         nccl=NCCL,
         config_fields=frozenset({"min_ctas", "max_ctas"}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from study_jobs import TASK, Asked, FormulaLauncher
+from study_jobs import TASK, WITHOUT_LOADER, Asked, FormulaLauncher
 
 from nccltune.errors import StudyError, UsageError
 from nccltune.launch.protocol import Failure
@@ -13,15 +13,17 @@ from nccltune.launch.stopping import StopFlag
 from nccltune.nccl.site import SiteVariable
 from nccltune.output.settings_file import JobSettings
 from nccltune.study.comparing import Comparison, process_env
+from nccltune.study.definition import Task
 from nccltune.worker.spec import Settings
 
 A = JobSettings("a.env", env={"NCCL_ALGO": "Ring"})
 B = JobSettings("b.yaml", env={"X": "1"}, ddp={"bucket_cap_mb": 50}, loader={"num_workers": 3})
 
 
-def comparison(launcher: FormulaLauncher, folder: Path) -> Comparison:
+def comparison(launcher: FormulaLauncher, folder: Path, task: Task = TASK) -> Comparison:
     return Comparison(
-        TASK, launcher, Settings(), {}, folder, lambda _block, _side, _speed: None, StopFlag()
+        *(task, launcher, Settings(), {}, (), folder),
+        *(lambda _block, _side, _speed: None, StopFlag()),
     )
 
 
@@ -41,6 +43,32 @@ def test_each_launch_is_fresh_and_each_side_comes_first_half_the_time(tmp_path: 
     assert sum(block[0] == "a" for block in blocks) == 3
     seeds = [asked.message["data_seed"] for asked in launcher.asked]
     assert seeds == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+
+def test_without_loader_workers_the_two_of_a_block_measure_in_turn(tmp_path: Path) -> None:
+    launcher = FormulaLauncher(speed)
+    made = comparison(launcher, tmp_path, WITHOUT_LOADER)
+    found = made.run(A, B, 12)
+    assert (found.word, found.launches) == ("FASTER", 6)
+    assert found.ratio == pytest.approx(1.1)
+    assert all(row["turns"] for row in made.rows) and made.no_turns is None
+    assert launcher.asked_by_group == [1] * 12 and launcher.all_closed
+    first, second = launcher.groups[:2]
+    assert launcher.turns[:4] == [first, second, second, first]
+
+
+def test_where_one_fails_beside_the_other_they_follow_one_another(tmp_path: Path) -> None:
+    full = Failure("out_of_memory", "CUDA out of memory")
+
+    def beside(asked: Asked) -> float | Failure:
+        return full if sum(not group.closed for group in launcher.groups) > 1 else speed(asked)
+
+    launcher = FormulaLauncher(beside)
+    made = comparison(launcher, tmp_path, WITHOUT_LOADER)
+    assert made.run(A, B, 12).word == "FASTER"
+    assert not any(row["turns"] for row in made.rows)
+    assert made.no_turns == "out of memory: CUDA out of memory"
+    assert launcher.opened == 2 + 12 and launcher.all_closed
 
 
 def test_a_side_sets_what_its_file_names(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import pytest
 import yaml
 from study_jobs import (
     PARAMETERS,
+    TASK,
+    WITHOUT_LOADER,
     Asked,
     FormulaLauncher,
     Listener,
@@ -24,6 +26,7 @@ from nccltune.launch.protocol import Failure
 from nccltune.launch.stopping import StopFlag
 from nccltune.space import ResolvedSpace
 from nccltune.study.confirming import NOISE_LAUNCHES, confirm_results
+from nccltune.study.definition import Task
 from nccltune.study.folder import StudyPaths, locked
 from nccltune.study.outcomes import larger_line, verdict_line
 from nccltune.study.results import write_results
@@ -57,16 +60,16 @@ def noisy(gain: Gain, spread: float = 0.005, seed: int = 1) -> Callable[[Asked],
 def confirmed(
     folder: Path, gain: Gain, trials: int = 8, limit: int = 12, space: ResolvedSpace | None = None,
     spread: float = 0.005, seconds: float | None = None, stop: StopFlag | None = None,
-    seed: int = 1, confirm: bool = True,
+    seed: int = 1, confirm: bool = True, task: Task = TASK,
 ) -> tuple[Summary, FormulaLauncher, Listener]:  # fmt: skip
     paths, space = StudyPaths(folder), space or space_of(presets=PRESETS, only=WIDE)
     launcher, listener = FormulaLauncher(noisy(gain, spread, seed)), Listener()
     with locked(paths):
-        found = definition(space)
+        found = definition(space, task=task)
         if not paths.definition.exists():
             found.write(paths)
         search = search_in(
-            paths, launcher, space, trials, seconds=seconds, listener=listener, stop=stop
+            paths, launcher, space, trials, seconds=seconds, listener=listener, stop=stop, task=task
         )
         search.confirm = confirm
         search.run()
@@ -142,6 +145,70 @@ def test_dropping_is_by_group_then_by_setting(tmp_path: Path) -> None:
     assert set(own.shares) >= {"NCCL", "DDP"}
     assert len(exports(summary)) == 1 and "NCCL_ALGO" in exports(summary)[0]
     assert own.whole is not None and own.verdict is not None
+
+
+def both_pay(asked: Asked) -> float:
+    ring = "ring" in asked.env.get("NCCL_ALGO", "")
+    return 1.2 * (1.1 if ring else 1.0) if asked.ddp.get("bucket_cap_mb") == 50 else 1.0
+
+
+@pytest.mark.parametrize(
+    ("pays", "blocks"), [(buckets_pay, {"NCCL": 3, "DDP": 6}), (both_pay, {"NCCL": 6, "DDP": 6})]
+)
+def test_a_dropping_ends_early_where_nothing_is_carried(
+    tmp_path: Path, pays: Gain, blocks: dict[str, int]
+) -> None:
+    space = space_of(presets=PRESETS[:1], only=WIDE)
+    summary, launcher, _ = confirmed(tmp_path / "s", pays, 2, space=space)
+    own = summary.own
+    assert own is not None and own.faster
+    found = {name: verdict.launches for name, verdict in {**own.shares, **own.dropped}.items()}
+    assert {name: found[name] for name in blocks} == blocks
+    assert own.configuration["NCCL_ALGO"] == ("Ring" if blocks["NCCL"] == 6 else None)
+    assert own.configuration["bucket_cap_mb"] == 50
+
+
+def test_without_loader_workers_the_sides_of_a_block_measure_in_turn(tmp_path: Path) -> None:
+    summary, launcher, _ = confirmed(tmp_path / "s", buckets_pay, task=WITHOUT_LOADER)
+    own = summary.own
+    assert own is not None and own.faster and own.configuration["bucket_cap_mb"] == 50
+    several = list(summary.measurements.values())
+    assert len({m.id for m in several}) == len(several)
+    against = [m for m in several if m.compared and m.compared.comparison in ("winner", "reduced")]
+    assert against and all(m.compared and m.compared.turns for m in against)
+    assert len({m.launch for m in against}) == len(against)
+
+
+def test_groups_that_do_not_fit_together_follow_one_another(tmp_path: Path) -> None:
+    def gain(asked: Asked) -> float | Failure:
+        beside = sum(not group.closed for group in asked.group.launcher.groups) > 1
+        return Failure("out_of_memory", "CUDA out of memory") if beside else buckets_pay(asked)
+
+    summary, launcher, _ = confirmed(tmp_path / "s", gain, task=WITHOUT_LOADER)
+    own = summary.own
+    assert own is not None and own.faster and own.failed == ()
+    assert best(summary)["ddp"] == {"bucket_cap_mb": 50}
+    assert not any(m.compared and m.compared.turns for m in summary.measurements.values())
+    assert len(launcher.turns) == 3  # it was tried once: the second group failed in its last turn
+
+
+def test_a_candidate_that_fails_by_itself_does_not_end_the_turns(tmp_path: Path) -> None:
+    seen: list[Asked] = []
+
+    def gain(asked: Asked) -> float | Failure:
+        if asked.ddp.get("bucket_cap_mb") == 50 and "ring" in asked.env.get("NCCL_ALGO", ""):
+            seen.append(asked)
+            return 1.4 if len(seen) <= 4 else Failure("crashed", "no")
+        return 1.35 if asked.ddp.get("bucket_cap_mb") == 10 else 1.0
+
+    space = space_of(presets=TWO, only=WIDE)
+    summary, _, _ = confirmed(
+        tmp_path / "s", gain, 3, space=space, spread=0.03, task=WITHOUT_LOADER
+    )
+    own = summary.own
+    assert own is not None and own.failed == (1,) and own.trial == 2 and own.faster
+    against = [m for m in summary.measurements.values() if m.compared and m.trial == 2]
+    assert any(m.compared and m.compared.turns for m in against)
 
 
 def test_a_candidate_that_fails_anew_is_left_out(tmp_path: Path) -> None:

@@ -73,11 +73,16 @@ class Job:
 
 @pytest.fixture
 def timer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., WindowTimer]:
-    def made(job: Any, **settings: Any) -> WindowTimer:
+    def made(
+        job: Any, await_turn: Callable[[], None] | None = None, **settings: Any
+    ) -> WindowTimer:
         now = SimpleNamespace(perf_counter=lambda: job.now, monotonic=lambda: job.now)
         monkeypatch.setattr("nccltune.worker.measure.time", now)
-        request = Request("m0000", WORKLOAD, Settings(**settings), {}, {}, batch_size=4)
-        return WindowTimer(request, job, job, Clock(_quiet), _quiet)
+        turns = await_turn is not None
+        request = Request(
+            "m0000", WORKLOAD, Settings(**settings), {}, {}, batch_size=4, turns=turns
+        )
+        return WindowTimer(request, job, job, Clock(_quiet), _quiet, await_turn or _quiet)
 
     return made
 
@@ -99,6 +104,21 @@ def test_without_a_queue_no_window_is_early(timer: Timer) -> None:
     assert early(found.windows) == [False] * 3
     assert [w.steps for w in found.windows] == [5, 5, 5]
     assert job.consumed == 2 + 1 + 15  # one step is timed to size the first window
+
+
+def test_each_window_that_counts_waits_for_its_turn_and_drops_the_step_after_it(
+    timer: Timer,
+) -> None:
+    job, waited = Job(), []
+    found = timer(job, lambda: waited.append(job.consumed))
+    found.warm_up()
+    warm = job.consumed
+    found.measure()
+    counting = found.counting
+    assert len(waited) == len(counting) == 4
+    assert waited == [warm + 6 * n for n in range(4)]  # a step that is not timed, then five
+    assert [w.steps for w in counting] == [5] * 4
+    assert job.consumed == warm + 24
 
 
 @pytest.mark.parametrize(

@@ -38,12 +38,15 @@ def run_compare(options: SearchOptions, a: str, b: str, limit: int, *, as_json: 
                 launcher=start.launcher,
                 settings=settings_for(options.measure_seconds),
                 site=found.site,
+                gpus=found.gpus,
                 logs=logs,
                 told=_tell,
                 stop=start.stop,
             )
             verdict = comparison.run(one, other, limit)
-            warnings = tuple(dict.fromkeys(start.launcher.warnings))
+            warnings = list(dict.fromkeys(start.launcher.warnings))
+            if comparison.no_turns is not None:
+                warnings.append(verdicts.one_by_one(comparison.no_turns))
     finally:
         shutil.rmtree(logs, ignore_errors=True)
     for text in warnings:

@@ -29,6 +29,7 @@ _PHASES = {
     "check": "checking collectives",
     "warmup": "warming up",
     "measure": "measuring",
+    "wait": "measuring in turn",
     "verify": "checking parameters",
 }
 

@@ -20,7 +20,7 @@ from nccltune.launch.stopping import StopFlag
 from nccltune.launch.worker_files import place_worker
 from nccltune.machine.health import read
 from nccltune.output.diagnosis import paragraph
-from nccltune.output.verdicts import percent
+from nccltune.output.verdicts import one_by_one, percent
 from nccltune.space import ResolvedSpace
 from nccltune.stats.noise import noise_threshold
 from nccltune.study.budget import Budget
@@ -131,6 +131,7 @@ def _measure(
         memory_is_ours=not found.options.allow_busy,
         private=private,
         health=partial(read, found.gpus),
+        gpus=found.gpus,
     )
     with open_reporter(store, space, budget, limit) as reporter:
         search = Search(
@@ -150,6 +151,8 @@ def _measure(
         except Interrupted:
             ending = None
     notes = [*launcher.warnings, *planner.rejected.values()]
+    if measurer.no_turns is not None:
+        notes.append(one_by_one(measurer.no_turns))
     if measurer.disturbed:
         several = len(measurer.disturbed)
         notes.append(

@@ -104,6 +104,7 @@ class RankGroup:
         self._memory_before = used_memory(gpus)
         self._pids: dict[int, int] = {}
         self._closed = False
+        self._watch: _Watch | None = None
 
     @property
     def alive(self) -> bool:
@@ -116,7 +117,27 @@ class RankGroup:
 
     def request(self, message: Mapping[str, Any], limits: Limits, progress: Progress) -> Outcome:
         """Send one request and follow it to its result. After a failure the group is ended."""
-        watch = _Watch(limits, progress, "start" if self._processes.ready else "host")
+        outcome = self.begin(message, limits, progress)
+        while outcome is None:
+            outcome = self.turn()  # there is nobody to take turns with
+        return outcome
+
+    def begin(
+        self, message: Mapping[str, Any], limits: Limits, progress: Progress
+    ) -> Outcome | None:
+        """Send one request and follow it until the ranks wait for their turn (None), or to its
+        result.
+        """
+        self._watch = _Watch(limits, progress, "start" if self._processes.ready else "host")
+        return self._follow(self._watch, message)
+
+    def turn(self) -> Outcome | None:
+        """Let waiting ranks go on until their next turn (None), or to the result."""
+        assert self._watch is not None
+        self._watch.begin("measure")  # the time they waited is nobody's fault
+        return self._follow(self._watch, {"type": "turn"})
+
+    def _follow(self, watch: _Watch, message: Mapping[str, Any]) -> Outcome | None:
         try:
             if not self._connection.connected and not self._await_ranks(watch):
                 return self._failed(watch)
@@ -129,6 +150,8 @@ class RankGroup:
                 if answer["type"] == "result":
                     return watch.outcome(answer["result"], None)
                 watch.note(answer, self._gpus)
+                if watch.phase == "wait":
+                    return None
             return self._failed(watch)
         except ProtocolError:
             return self._failed(watch)

@@ -13,9 +13,10 @@ from nccltune.nccl.log import merge, parse
 class NcclLogs:
     """Remembers where the logs end when it is made, so that what comes later can be told apart."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, whole: bool = False) -> None:
+        """`whole`: everything in the logs counts, since the ranks have measured nothing else."""
         self._folder = folder
-        self._ends = {file: file.stat().st_size for file in self._files()}
+        self._ends = {} if whole else {file: file.stat().st_size for file in self._files()}
 
     def _files(self) -> list[Path]:
         return sorted(self._folder.glob("nccl.*.log"))

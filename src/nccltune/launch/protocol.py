@@ -80,6 +80,17 @@ class Group(Protocol):
     def request(
         self, message: Mapping[str, Any], limits: Limits, progress: Progress
     ) -> Outcome: ...
+
+    def begin(
+        self, message: Mapping[str, Any], limits: Limits, progress: Progress
+    ) -> Outcome | None:
+        """As `request`; None when the ranks wait for their turn, as a message with `turns` asks."""
+        ...
+
+    def turn(self) -> Outcome | None:
+        """Let them go on to their next turn (None), or to the end."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -37,7 +37,7 @@ def early_variables(
 
 @dataclass
 class WarmLauncher:
-    """Keeps warm hosts; each has one worker group at a time."""
+    """Keeps warm hosts; each has one worker group at a time, two where groups take turns."""
 
     name = "warm"
 
@@ -79,9 +79,11 @@ class WarmLauncher:
         Raises: StudyError when hosts do not come up any more.
         """
         plain = early_variables({}, self.settings.base, self.settings.nproc_per_node)
-        for host in [host for host in self.hosts if not host.busy]:
+        idle = [host for host in self.hosts if not host.busy]
+        for host in idle:
             if host.alive and host.early == early:
                 return host
+        for host in idle:
             host.end()
             self.hosts.remove(host)
             if host.early == plain:  # with others it may be the variables that do not work

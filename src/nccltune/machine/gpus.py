@@ -136,6 +136,12 @@ def used_memory(gpus: Sequence[Gpu]) -> tuple[int, ...]:
         return tuple(int(nvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles)
 
 
+def free_memory(gpus: Sequence[Gpu]) -> tuple[int, ...]:
+    """Memory that is free on each GPU, bytes."""
+    pairs = zip(gpus, used_memory(gpus), strict=False)
+    return tuple(gpu.memory_bytes - used for gpu, used in pairs)
+
+
 def utilization(gpus: Sequence[Gpu]) -> tuple[int, ...]:
     """Per cent of the last sampling period in which a kernel ran, of each GPU."""
     with opened_nvml() as nvml:

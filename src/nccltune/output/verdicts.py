@@ -76,6 +76,11 @@ def how_many(limit: int) -> str:
     return f"{several} fresh launches"
 
 
+def one_by_one(reason: str) -> str:
+    """Told once, where two worker groups could not be alive at the same time."""
+    return f"launches followed one another instead of taking turns: {reason}"
+
+
 def noise_line(threshold: float, launches: int, limit: int) -> str:
     """What baseline against baseline shows, and what follows from it."""
     return (

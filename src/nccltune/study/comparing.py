@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nccltune.errors import StudyError, UsageError
 from nccltune.launch.alone import ask_twice_if_lost
-from nccltune.launch.protocol import Failure, Launcher
+from nccltune.launch.protocol import Failure, Launcher, Outcome
 from nccltune.launch.stopping import StopFlag
+from nccltune.launch.turns import NoTurns, Side, take_turns
+from nccltune.machine.gpus import Gpu
 from nccltune.nccl.site import SiteVariable
 from nccltune.output.settings_file import JobSettings
 from nccltune.stats.verdict import Block, Verdict, baseline_first, settle
 from nccltune.study.definition import Task
-from nccltune.study.effective import Effective, loader_arguments, request_for
+from nccltune.study.effective import Effective, loader_arguments, loads_beside, request_for
 from nccltune.worker.spec import Settings
 
 Told = Callable[[int, JobSettings, float], None]
@@ -24,38 +27,81 @@ Told = Callable[[int, JobSettings, float], None]
 
 @dataclass
 class Comparison:
-    """Blocks of one fresh launch of each side, in random order."""
+    """Blocks of one fresh launch of each side, opened in random order; the two of a block measure
+    in turn where that can be done.
+    """
 
     task: Task
     launcher: Launcher
     settings: Settings
     site: Mapping[str, SiteVariable]
+    gpus: Sequence[Gpu]
     logs: Path
     told: Told
     stop: StopFlag
-    seed: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
+    no_turns: str | None = None
+    """Why two worker groups cannot be alive at the same time here, once that was seen."""
 
     def run(self, one: JobSettings, other: JobSettings, limit: int) -> Verdict:
         """`other` against `one`. Raises StudyError when a launch fails, Interrupted."""
 
         def block(number: int) -> Block | None:
             sides = [one, other]
-            if not baseline_first(f"{self.seed} {one.name} {other.name}", number):
+            if not baseline_first(f"{one.name} {other.name}", number):
                 sides.reverse()
-            speeds = {id(side): self._speed(number, side) for side in sides}
-            return speeds[id(one)], speeds[id(other)]
+            speeds = self._block(number, sides)
+            if sides[0] is not one:
+                speeds.reverse()
+            return speeds[0], speeds[1]
 
         return settle(block, [], limit)
 
-    def _speed(self, block: int, side: JobSettings) -> float:
+    def _block(self, block: int, sides: Sequence[JobSettings]) -> list[float]:
+        """The speeds of the sides, in their order."""
         self.stop.check()
-        log_dir = self.logs / f"launch-{len(self.rows):04d}"
+        outcomes = self._in_turn(block, sides)
+        if outcomes is not None:
+            pairs = zip(sides, outcomes, strict=True)
+            return [self._speed(block, side, outcome, turns=True) for side, outcome in pairs]
+        return [self._alone(block, place, side) for place, side in enumerate(sides)]
+
+    def _in_turn(self, block: int, sides: Sequence[JobSettings]) -> tuple[Outcome, Outcome] | None:
+        """None where the two cannot take turns."""
+        given = [effective_of(side, self.task, self.site) for side in sides]
+        if self.no_turns is not None or any(map(loads_beside, given)):
+            return None
+        several = [
+            Side(
+                partial(self.launcher.open, each.process_env, self._log_dir(block, place)),
+                self._message(block, each, turns=True),
+            )
+            for place, each in enumerate(given)
+        ]
+        try:
+            return take_turns(several, self.gpus)
+        except NoTurns as error:
+            self.no_turns = str(error)
+            return None
+
+    def _alone(self, block: int, place: int, side: JobSettings) -> float:
+        self.stop.check()
         given = effective_of(side, self.task, self.site)
+        log_dir, message = self._log_dir(block, place), self._message(block, given)
+        outcome = ask_twice_if_lost(self.launcher, given.process_env, log_dir, message)
+        return self._speed(block, side, outcome)
+
+    def _log_dir(self, block: int, place: int) -> Path:
+        return self.logs / f"launch-{block:02d}-{place}"
+
+    def _message(self, block: int, given: Effective, *, turns: bool = False) -> dict[str, Any]:
         # Both sides of a block get the same data in the same order.
         request = request_for(given, self.task, self.settings, id=f"b{block}", data_seed=block)
-        message = {"type": "measure", **asdict(request)}
-        outcome = ask_twice_if_lost(self.launcher, given.process_env, log_dir, message)
+        return {"type": "measure", **asdict(request), "turns": turns}
+
+    def _speed(
+        self, block: int, side: JobSettings, outcome: Outcome, *, turns: bool = False
+    ) -> float:
         if outcome.failure is not None or outcome.result is None:
             raise StudyError(_failed(side, outcome.failure))
         speed = float(outcome.result["samples_per_second"])
@@ -63,6 +109,7 @@ class Comparison:
             {
                 "block": block,
                 "side": side.name,
+                "turns": turns,
                 "samples_per_second": speed,
                 "steady": outcome.result["steady"],
                 "step_seconds": outcome.result["step_seconds"],

@@ -21,6 +21,7 @@ from nccltune.study.records import Measurement, Stage, Trial
 
 FINALISTS = 3
 ROUNDS = 3  # launches of each finalist
+_DROP_BLOCKS = 3  # after so many, settings that clearly carry nothing are dropped
 _GROUPS = {"env": "NCCL", "ddp": "DDP", "loader": "loader"}
 
 
@@ -49,8 +50,10 @@ class Launch:
     """In a worker group that measures nothing else."""
 
 
-Speed = Callable[[Launch], float | None]
-"""Samples/s of a launch; None when it cannot be had (any more). Raises CandidateFailed."""
+Speeds = Callable[[Sequence[Launch]], "list[float] | None"]
+"""Samples/s of the launches of a block, in the order in which they are to be made; None when they
+cannot be had (any more). Raises CandidateFailed.
+"""
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class Confirmation:
     trials: Sequence[Trial]
     noise: Sequence[float]
     limit: int
-    speed: Speed
+    speeds: Speeds
     seed: int = 0
 
     @property
@@ -146,14 +149,14 @@ class Confirmation:
                     "finalists", block, side, trial.parameters, "search", trial.number, ROUNDS, of
                 )
                 try:
-                    speed = self.speed(launch)
+                    found = self.speeds([launch])
                 except CandidateFailed:
                     failed.append(trial.number)
                     del speeds[trial.number]
                     continue
-                if speed is None:
+                if found is None:
                     return _UNKNOWN
-                speeds[trial.number].append(speed)
+                speeds[trial.number] += found
         best = max(speeds, key=lambda number: statistics.median(speeds[number]), default=None)
         return next((trial for trial in several if trial.number == best), None)
 
@@ -224,16 +227,17 @@ class Confirmation:
         reduced = canonical({**current, **reset}, self.space)
         if violation(reduced, self.space) is not None or not changes(reduced, current):
             return current
-        measure = partial(
-            self._block, f"without {name}", reduced, current, winner.number, "search", FEWEST
+        test = _DropTest(
+            partial(self._block, f"without {name}", reduced, current, winner.number, "search"),
+            noise_threshold([self.noise]),
         )
         try:
-            found = settle(partial(measure, together=True), [self.noise], FEWEST)
+            found = settle(test, [self.noise], FEWEST)
         except CandidateFailed:
             return current  # what fails without them needs them
         if found.word == "FASTER":
             shares[name] = found
-        if found.word == "FASTER" or found.launches < FEWEST:
+        if found.word == "FASTER" or (found.launches < FEWEST and not test.over):
             return current  # what is not known stays: the whole is confirmed with it
         dropped[name] = found
         return reduced
@@ -266,16 +270,38 @@ class Confirmation:
         sides = [("baseline", baseline), ("candidate", candidate)]
         if not baseline_first(f"{self.seed} {name} {of}", block):
             sides.reverse()
-        speeds: dict[str, float] = {}
+        launches = []
         for place, (side, configuration) in enumerate(sides):
             number = 0 if side == "baseline" and not together else trial
             alone = not together or place == 0
-            launch = Launch(name, block, side, configuration, stage, number, limit, of, alone)
-            speed = self.speed(launch)
-            if speed is None:
-                return None
-            speeds[side] = speed
+            launches.append(
+                Launch(name, block, side, configuration, stage, number, limit, of, alone)
+            )
+        found = self.speeds(launches)
+        if found is None:
+            return None
+        speeds = dict(zip((launch.side for launch in launches), found, strict=True))
         return speeds["baseline"], speeds["candidate"]
+
+
+@dataclass
+class _DropTest:
+    """The blocks of one dropping, without the settings and with them. It is over early where not
+    even the best of the first blocks shows a gain that counts: a wrong guess costs a setting, not
+    the result, since what stays is confirmed anew.
+    """
+
+    block: Callable[..., Block | None]
+    threshold: float
+    gains: list[float] = field(default_factory=list)
+    over: bool = False
+
+    def __call__(self, number: int) -> Block | None:
+        self.over = number == _DROP_BLOCKS and max(self.gains) < 1 + self.threshold
+        found = None if self.over else self.block(FEWEST, number, together=True)
+        if found is not None:
+            self.gains.append(found[1] / found[0])
+        return found
 
 
 def _digest(*configurations: Mapping[str, Value]) -> str:
@@ -305,7 +331,7 @@ def finalists(trials: Sequence[Trial], space: ResolvedSpace, noise: Sequence[flo
     return chosen
 
 
-def recorded(measurements: Sequence[Measurement]) -> Speed:
+def recorded(measurements: Sequence[Measurement]) -> Speeds:
     """Launches from the records; None for those that are not there. In a block of two sides both
     have to be there, from one run of the tuner, or they would not be of the same time.
     """
@@ -320,6 +346,10 @@ def recorded(measurements: Sequence[Measurement]) -> Speed:
             sides.clear()
         sides[place.side] = measurement
 
+    def speeds(launches: Sequence[Launch]) -> list[float] | None:
+        found = [speed(launch) for launch in launches]
+        return None if None in found else [value for value in found if value is not None]
+
     def speed(launch: Launch) -> float | None:
         sides = known.get((launch.comparison, launch.of, launch.block), {})
         alone = launch.comparison == "finalists"
@@ -330,7 +360,7 @@ def recorded(measurements: Sequence[Measurement]) -> Speed:
             return None
         return sides[launch.side].value
 
-    return speed
+    return speeds
 
 
 def _whole(sides: Mapping[str, Measurement]) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from nccltune.errors import StudyError
 from nccltune.launch.stopping import StopFlag
+from nccltune.launch.turns import NoTurns
 from nccltune.space import ResolvedSpace
 from nccltune.stats.noise import launch_spread, window_spread, windows_needed
 from nccltune.stats.verdict import FEWEST
@@ -38,7 +39,9 @@ class Listener(Protocol):
 
 @dataclass
 class Launches:
-    """Called with a launch, gives its speed: from the records, or by measuring it now."""
+    """Called with the launches of a block, gives their speeds: from the records, or by measuring
+    them now, in turn where that can be done.
+    """
 
     store: Store
     measurer: Measurer
@@ -47,17 +50,42 @@ class Launches:
     stop: StopFlag
     run: str = field(default_factory=lambda: secrets.token_hex(4))
 
-    def __call__(self, launch: Launch) -> float | None:
+    def __call__(self, launches: Sequence[Launch]) -> list[float] | None:
         """Samples/s; None when the time budget is spent. Raises CandidateFailed, StudyError when
         the baseline fails, Interrupted.
         """
-        known = recorded(self.store.measurements)(launch)
+        known = recorded(self.store.measurements)(launches)
         if known is not None:
             return known
         self.stop.check()
-        if not self.budget.fits_launch(launch_seconds(self.store.measurements)):
+        a_launch = launch_seconds(self.store.measurements)
+        if not self.budget.fits_launch(a_launch and len(launches) * a_launch):
             return None
-        subject = _subject(launch, self.run)
+        subjects = [_subject(launch, self.run) for launch in launches]
+        in_turn = self._in_turn(launches, subjects)
+        if in_turn is not None:
+            return in_turn
+        return [self._alone(*each) for each in zip(launches, subjects, strict=True)]
+
+    def _in_turn(
+        self, launches: Sequence[Launch], subjects: Sequence[Subject]
+    ) -> list[float] | None:
+        """None where the two cannot take turns."""
+        if len(subjects) != 2 or not self.measurer.can_take_turns(*subjects):
+            return None
+        one, other = (_subject(launch, self.run, turns=True) for launch in launches)
+        try:
+            pair = self.measurer.take_turns(one, other, self.listener.progress)
+        except NoTurns as error:
+            self.measurer.no_turns = str(error)
+            return None
+        for launch, measurement in zip(launches, pair, strict=True):
+            self.store.add_extra(measurement)
+            self.listener.launch_ends(launch, measurement)
+        return [measurement.value for measurement in pair if measurement.value is not None]
+
+    def _alone(self, launch: Launch, subject: Subject) -> float:
+        self.stop.check()
         measurement, failure = self.measurer.measure(subject, self.listener.progress)
         self.store.add_extra(measurement)
         self.listener.launch_ends(launch, measurement)
@@ -67,11 +95,13 @@ class Launches:
                 f"see {failure.log}, then run the same command again: it goes on from here"
             )
         if failure is not None:
+            self.measurer.no_turns = None  # it was the candidate's own fault
             raise CandidateFailed(failure.message)
+        assert measurement.value is not None
         return measurement.value
 
 
-def _subject(launch: Launch, run: str) -> Subject:
+def _subject(launch: Launch, run: str, *, turns: bool = False) -> Subject:
     return Subject(
         configuration=launch.configuration,
         stage=launch.stage,
@@ -80,7 +110,7 @@ def _subject(launch: Launch, run: str) -> Subject:
         purpose="confirm",
         fresh=launch.alone,
         compared=Compared(
-            launch.comparison, launch.block, launch.side, launch.limit, launch.of, run
+            launch.comparison, launch.block, launch.side, launch.limit, launch.of, run, turns
         ),
     )
 
@@ -88,7 +118,7 @@ def _subject(launch: Launch, run: str) -> Subject:
 def launch_seconds(measurements: Sequence[Measurement]) -> float | None:
     """What a fresh launch of the baseline costs, wall seconds without the warm host's start."""
     spent = [
-        sum(m.seconds.values()) - m.seconds.get("host", 0.0)
+        sum(m.seconds.values()) - m.seconds.get("host", 0.0) - m.seconds.get("wait", 0.0)
         for m in measurements
         if m.purpose in ("noise", "confirm") or m.trial == 0
     ]
@@ -136,6 +166,7 @@ def confirm_results(
             confirmation.larger_batch(own, larger)
     finally:
         measurer.disturbed += long.disturbed
+        measurer.no_turns = long.no_turns
         long.close()
 
 

@@ -98,6 +98,13 @@ def effective(
     )
 
 
+def loads_beside(given: Effective) -> bool:
+    """Whether loader workers load on while the ranks wait: a group whose queue fills up during
+    another one's turn is timed too fast, and takes the cores of that other one.
+    """
+    return int(given.loader.get("num_workers") or 0) > 0
+
+
 def loader_arguments(searched: Mapping[str, Value], task: Task) -> dict[str, Value]:
     """DataLoader arguments: what is searched, else the user's own, and two that follow a rule.
     Pinned memory pays where batches are copied to a GPU; persistent workers wherever there are any.

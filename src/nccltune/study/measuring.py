@@ -16,13 +16,15 @@ from packaging.version import Version
 
 from nccltune.launch.environment import refuse_overrides
 from nccltune.launch.nccl_logs import NcclLogs
-from nccltune.launch.protocol import Failure, Group, Launcher, Outcome, Progress
+from nccltune.launch.protocol import Failure, Group, Launcher, Limits, Outcome, Progress
+from nccltune.launch.turns import NoTurns, Side, take_turns
+from nccltune.machine.gpus import Gpu
 from nccltune.machine.health import Reading, taints
 from nccltune.nccl.site import SiteVariable
 from nccltune.space import ResolvedSpace, Value
 from nccltune.study.budget import limits_from
 from nccltune.study.definition import Task
-from nccltune.study.effective import Effective, effective, request_for
+from nccltune.study.effective import Effective, effective, loads_beside, request_for
 from nccltune.study.records import Compared, Measurement, Purpose, Stage, State
 from nccltune.study.store import Store
 from nccltune.worker.spec import Settings
@@ -61,8 +63,8 @@ class LiveGroup:
     """Bytes in use by rank after the first measurement."""
 
     @classmethod
-    def open(cls, launcher: Launcher, store: Store, given: Effective) -> LiveGroup:
-        launch = store.next_launch()
+    def open(cls, launcher: Launcher, store: Store, given: Effective, later: int = 0) -> LiveGroup:
+        launch = store.next_launch(later)
         log_dir = store.paths.launch_logs(launch)
         return cls(launcher.open(given.process_env, log_dir), launch, log_dir, given.process_env)
 
@@ -101,6 +103,9 @@ class Measurer:
     """Read around each measurement."""
     disturbed: list[str] = field(default_factory=list)
     """What disturbed measurements of this run; each was repeated, as long as that was of use."""
+    gpus: Sequence[Gpu] = ()
+    no_turns: str | None = None
+    """Why two worker groups cannot be alive at the same time here, once that was seen."""
     _live_group: LiveGroup | None = None
     _opened: int = 0
 
@@ -133,13 +138,10 @@ class Measurer:
     ) -> tuple[Measurement, Outcome]:
         began = time.monotonic()
         live, closing = self._group_for(given, fresh=subject.fresh)
-        baseline = self.store.measurement(self.store.trials[0]) if self.store.trials else None
-        factor = given.batch_size / self.task.batch_size
-        limits = limits_from(baseline, factor, cold=self._opened == 1)
         log = NcclLogs(live.log_dir)
         message = self._request(subject, given)
         before = self.health() if self.health else None
-        outcome = _checked(live.group.request(message, limits, progress))
+        outcome = _checked(live.group.request(message, self._limits(given), progress))
         found = self._taints(before)
         live.measured += 1
         given_back = outcome.result is None or live.gave_memory_back(outcome.result)
@@ -148,9 +150,93 @@ class Measurer:
         seconds = {**outcome.seconds, "close": round(closing, 3)}
         spent = time.monotonic() - began
         seconds["other"] = round(max(0.0, spent - sum(seconds.values())), 3)
-        nccl = log.facts({*given.env, *self.site})
-        record = self._record(subject, live.launch, given, outcome, seconds, nccl)
+        record = self._record(subject, live.launch, given, outcome, seconds, log)
         return replace(record, taints=found), outcome
+
+    def can_take_turns(self, first: Subject, second: Subject) -> bool:
+        """Whether the two may be measured in turn, in worker groups that are alive together. Not
+        where both are to be measured in one group.
+        """
+        one, other = self.effective(first.configuration), self.effective(second.configuration)
+        apart = second.fresh or one.process_env != other.process_env
+        return self.no_turns is None and apart and not (loads_beside(one) or loads_beside(other))
+
+    def take_turns(
+        self, first: Subject, second: Subject, progress: Progress
+    ) -> tuple[Measurement, Measurement]:
+        """Both, in fresh worker groups that measure in turn; the first is opened first. The records
+        are not in the store yet.
+
+        Raises: NoTurns when one of them fails or memory is short, Interrupted.
+        """
+        self.close()
+        pair = self._take_turns_once((first, second), progress)
+        if pair[0].taints and len(self.disturbed) < _REPEATS:
+            self.disturbed.append(pair[0].taints[0])
+            lost = {"disturbed before": _shared_seconds(pair) / 2}
+            one, other = self._take_turns_once((first, second), progress)
+            pair = (
+                replace(one, seconds={**one.seconds, **lost}),
+                replace(other, seconds={**other.seconds, **lost}),
+            )
+        return pair
+
+    def _take_turns_once(
+        self, subjects: tuple[Subject, Subject], progress: Progress
+    ) -> tuple[Measurement, Measurement]:
+        began = time.monotonic()
+        givens = [self.effective(subject.configuration) for subject in subjects]
+        opened: list[LiveGroup] = []
+
+        def opener(given: Effective) -> Callable[[], Group]:
+            def open_group() -> Group:
+                opened.append(LiveGroup.open(self.launcher, self.store, given, len(opened)))
+                self._opened += 1
+                return opened[-1].group
+
+            return open_group
+
+        for given in givens:
+            refuse_overrides(self.site, given.communicator_env)
+        sides = [
+            Side(
+                opener(given),
+                {**self._request(subject, given, later), "turns": True},
+                self._limits(given),
+            )
+            for later, (subject, given) in enumerate(zip(subjects, givens, strict=True))
+        ]
+        before = self.health() if self.health else None
+        outcomes = [_checked(outcome) for outcome in take_turns(sides, self.gpus, progress)]
+        found = self._taints(before)
+        for outcome in outcomes:
+            if outcome.failure is not None:
+                raise NoTurns(outcome.failure.message)
+        spent = [sum(o.seconds.values()) - o.seconds.get("wait", 0.0) for o in outcomes]
+        other = max(0.0, time.monotonic() - began - sum(spent)) / 2
+        one, two = (
+            replace(
+                self._record(
+                    subject,
+                    live.launch,
+                    given,
+                    outcome,
+                    {**outcome.seconds, "other": round(other, 3)},
+                    NcclLogs(live.log_dir, whole=True),
+                    later,
+                ),
+                taints=found,
+            )
+            for later, (subject, given, live, outcome) in enumerate(
+                zip(subjects, givens, opened, outcomes, strict=True)
+            )
+        )
+        return one, two
+
+    def _limits(self, given: Effective) -> Limits:
+        baseline = self.store.measurement(self.store.trials[0]) if self.store.trials else None
+        factor = given.batch_size / self.task.batch_size
+        return limits_from(baseline, factor, cold=self._opened <= 1)
 
     def _taints(self, before: Reading | None) -> tuple[str, ...]:
         if self.health is None or before is None:
@@ -201,8 +287,8 @@ class Measurer:
     def _public_facts(self, nccl: Mapping[str, Any]) -> dict[str, Any]:
         return {**nccl, "warnings": [self._public(text) for text in nccl["warnings"]]}
 
-    def _request(self, subject: Subject, given: Effective) -> dict[str, Any]:
-        name = self.store.next_id()
+    def _request(self, subject: Subject, given: Effective, later: int = 0) -> dict[str, Any]:
+        name = self.store.next_id(later)
         settings = replace(self.settings, cut_below=subject.cut_below)
         seed = zlib.crc32(name.encode())
         request = request_for(given, self.task, settings, id=name, data_seed=seed)
@@ -215,8 +301,11 @@ class Measurer:
         given: Effective,
         outcome: Outcome,
         seconds: Mapping[str, float],
-        nccl: Mapping[str, Any] | None,
+        logs: NcclLogs,
+        later: int = 0,
     ) -> Measurement:
+        """`later`: so many other records of ours come before this one and are not in the store."""
+        nccl = logs.facts({*given.env, *self.site})
         state: State = "complete"
         failure = None
         if outcome.failure is not None:
@@ -234,7 +323,7 @@ class Measurer:
         elif outcome.result is not None and outcome.result["cut"]:
             state = "pruned"
         return Measurement(
-            id=self.store.next_id(),
+            id=self.store.next_id(later),
             launch=launch,
             launcher=self.launcher.name,
             purpose=subject.purpose,
@@ -252,6 +341,11 @@ class Measurer:
             seconds=seconds,
             compared=subject.compared,
         )
+
+
+def _shared_seconds(pair: Sequence[Measurement]) -> float:
+    """Wall seconds that the two took together."""
+    return round(sum(sum(m.seconds.values()) - m.seconds.get("wait", 0.0) for m in pair), 3)
 
 
 def _checked(outcome: Outcome) -> Outcome:

@@ -27,6 +27,8 @@ class Compared:
     """A digest of what is compared: launches of another pair do not count."""
     run: str
     """The run of the tuner: a block is whole when both sides were launched in one."""
+    turns: bool = False
+    """Whether both sides were alive at the same time and measured in turn."""
 
 
 @dataclass(frozen=True)

@@ -62,11 +62,12 @@ class Store:
         """Samples/s of the baseline's launches in the search: trial 0 and its repetitions."""
         return noise_speeds(self.measurements)
 
-    def next_launch(self) -> int:
-        return max((m.launch for m in self.measurements), default=-1) + 1
+    def next_launch(self, later: int = 0) -> int:
+        """The number of the launch that comes next, or `later` ones after it."""
+        return max((m.launch for m in self.measurements), default=-1) + 1 + later
 
-    def next_id(self) -> str:
-        return f"m{len(self.measurements):04d}"
+    def next_id(self, later: int = 0) -> str:
+        return f"m{len(self.measurements) + later:04d}"
 
     def peak_memory(self, trial: Trial) -> int | None:
         """Bytes, of the rank that used most; None when the trial gave no result."""

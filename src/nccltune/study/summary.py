@@ -171,5 +171,6 @@ class Summary:
         }
         for measurement in self.measurements.values():
             for phase, seconds in measurement.seconds.items():
-                spent[names.get(phase, "other")] += seconds
+                if phase != "wait":  # the other group measured then
+                    spent[names.get(phase, "other")] += seconds
         return spent

@@ -31,12 +31,17 @@ from nccltune.worker.windows import (
 )
 
 Announce = Callable[..., None]
+AwaitTurn = Callable[[], None]
 
 _MOST_DRAINS = 3
 
 
-def measure(request: Request, ranks: Ranks, status: Status, announce: Announce) -> dict[str, Any]:
-    """Measure one configuration and return its result (the same on every rank), as plain JSON."""
+def measure(
+    request: Request, ranks: Ranks, status: Status, announce: Announce, await_turn: AwaitTurn
+) -> dict[str, Any]:
+    """Measure one configuration and return its result (the same on every rank), as plain JSON.
+    `await_turn` returns when the tuner lets this group go on; only a request with turns waits.
+    """
     clock = Clock(announce)
     communicator, job = begin(request, ranks, status, clock)
     first_loss = ranks.gather([math.nan if job.loss is None else float(job.loss)])[0][0]
@@ -44,7 +49,7 @@ def measure(request: Request, ranks: Ranks, status: Status, announce: Announce) 
     status.at("check")
     checked = check_collectives(job, communicator.group, ranks)
     _forget_peak_memory(job)
-    timer = WindowTimer(request, ranks, job, clock, announce)
+    timer = WindowTimer(request, ranks, job, clock, announce, await_turn)
     steady = timer.warm_up()
     cut = timer.measure()
     clock.start("verify")
@@ -109,10 +114,16 @@ class WindowTimer:
     """Runs windows until they are steady, then those that count."""
 
     def __init__(
-        self, request: Request, ranks: Ranks, job: Job, clock: Clock, announce: Announce
+        self,
+        request: Request,
+        ranks: Ranks,
+        job: Job,
+        clock: Clock,
+        announce: Announce,
+        await_turn: AwaitTurn = lambda: None,
     ) -> None:
         self._request, self._ranks, self._job = request, ranks, job
-        self._clock, self._announce = clock, announce
+        self._clock, self._announce, self._await_turn = clock, announce, await_turn
         self.windows: list[Window] = []
         self._settled = 0
 
@@ -155,9 +166,12 @@ class WindowTimer:
 
     def measure(self) -> bool:
         """Returns whether it was ended early as surely slower than the incumbent."""
-        self._clock.start("measure")
+        if not self._request.turns:
+            self._clock.start("measure")
         settings = self._request.settings
         for number in range(2 * settings.windows):
+            if self._request.turns:
+                self._take_turn()
             self._run("measure", warmup=False)
             counting = self.counting
             if self._draining(counting) and number < 2 * settings.windows - 1:
@@ -171,6 +185,14 @@ class WindowTimer:
             if hopeless(self.rates(), settings):
                 return True
         return False
+
+    def _take_turn(self) -> None:
+        """Wait, then take one step that is not timed: the caches hold what the other group did."""
+        self._clock.start("wait")
+        self._await_turn()
+        self._clock.start("measure")
+        self._job.step("measure")
+        self._job.synchronize()
 
     def _discard_first(self) -> None:
         first = next(i for i, window in enumerate(self.windows) if window.counts)

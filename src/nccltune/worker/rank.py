@@ -90,10 +90,17 @@ def _serve(status: Status) -> None:
         if channel is not None:
             channel.send(kind, **fields)
 
+    def receive() -> dict[str, Any]:
+        return ranks.share(channel.receive() if channel is not None else None)
+
+    def await_turn() -> None:
+        if receive()["type"] == "close":
+            leave(0)  # in the middle of a job, which nobody waits for any more
+
     announce("hello", token=os.environ[TOKEN], torch=torch.__version__)
     while True:
         status.at("idle")
-        message = ranks.share(channel.receive() if channel is not None else None)
+        message = receive()
         if message["type"] == "close":
             return
         if message["type"] == "probe":
@@ -104,6 +111,6 @@ def _serve(status: Status) -> None:
             request = Request.from_message(message)
             announce("result", result=diagnose(request, ranks, status, announce))
         else:
-            announce(
-                "result", result=measure(Request.from_message(message), ranks, status, announce)
-            )
+            request = Request.from_message(message)
+            found = measure(request, ranks, status, announce, await_turn)
+            announce("result", result=found)

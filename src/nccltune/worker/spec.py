@@ -64,6 +64,8 @@ class Request:
     """
     communicator_env: dict[str, str] = field(default_factory=dict)
     communicator_config: dict[str, int] = field(default_factory=dict)
+    turns: bool = False
+    """Whether each window waits for its turn, since another group uses the devices in between."""
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> Request:
@@ -77,4 +79,5 @@ class Request:
             data_seed=message["data_seed"],
             communicator_env=message["communicator_env"],
             communicator_config=message["communicator_config"],
+            turns=message["turns"],
         )

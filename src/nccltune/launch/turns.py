@@ -1,0 +1,85 @@
+"""Two worker groups that are alive at the same time and measure in turn, so that what changes on
+the machine over minutes is the same for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from nccltune.launch.protocol import Group, Limits, Outcome, Progress
+from nccltune.machine.gpus import Gpu, free_memory
+
+_ROOM = 1.25  # times what the first group takes must be free for the second
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two: how its group is opened, and what it is asked (a request with `turns`)."""
+
+    open: Callable[[], Group]
+    message: Mapping[str, Any]
+    limits: Limits = Limits()
+
+
+class NoTurns(Exception):
+    """The two could not be alive at the same time; the text says why. Nothing was measured."""
+
+
+def take_turns(
+    sides: Sequence[Side], gpus: Sequence[Gpu], progress: Progress = lambda _message: None
+) -> tuple[Outcome, Outcome]:
+    """The results of both, in the order of `sides`. The first is opened first; the turns go A B,
+    B A, A B, ..., so that a steady drift hits both alike.
+
+    Raises: NoTurns when memory does not allow it or one of them fails, Interrupted.
+    """
+    groups: list[Group] = []
+    outcomes: dict[int, Outcome] = {}
+    try:
+        before = _free(gpus)
+        for side in sides:
+            if groups:
+                _refuse_narrow(before, _free(gpus))
+            groups.append(side.open())
+            _note(groups[-1].begin(side.message, side.limits, progress), len(groups) - 1, outcomes)
+        order = [0, 1]
+        while len(outcomes) < len(groups):
+            for place in order:
+                if place not in outcomes:
+                    _note(groups[place].turn(), place, outcomes)
+            order.reverse()
+    finally:
+        for group in reversed(groups):  # each then sees the memory that it had found free
+            group.close()
+    return outcomes[0], outcomes[1]
+
+
+def _note(outcome: Outcome | None, place: int, outcomes: dict[int, Outcome]) -> None:
+    if outcome is None:
+        return
+    if outcome.failure is not None:
+        raise NoTurns(f"{outcome.failure.kind.replace('_', ' ')}: {outcome.failure.message}")
+    outcomes[place] = outcome
+
+
+def _free(gpus: Sequence[Gpu]) -> dict[str, int]:
+    """Bytes free on each GPU and in the machine, by name."""
+    found = {f"GPU {gpu.index}": free for gpu, free in zip(gpus, free_memory(gpus), strict=False)}
+    return {**found, "the machine": psutil.virtual_memory().available}
+
+
+def _refuse_narrow(before: Mapping[str, int], now: Mapping[str, int]) -> None:
+    """Raises NoTurns where a second group like the first would not fit well. A group that only just
+    fits may get slower kernels, so some room is wanted.
+    """
+    for name, free in now.items():
+        taken = before.get(name, free) - free
+        if free < _ROOM * taken:
+            raise NoTurns(
+                f"the memory of {name} does not hold two worker groups: one takes "
+                f"{taken >> 20} MiB, {free >> 20} MiB are left"
+            )
