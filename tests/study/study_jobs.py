@@ -14,8 +14,8 @@ from nccltune.launch.stopping import StopFlag
 from nccltune.machine.facts import Machine
 from nccltune.nccl.site import SiteVariable
 from nccltune.space import Facts, ResolvedSpace, Selection, Space, resolve
+from nccltune.study.blocks import Launch
 from nccltune.study.budget import Budget
-from nccltune.study.confirm import Launch
 from nccltune.study.definition import Definition, Task
 from nccltune.study.folder import StudyPaths, locked
 from nccltune.study.measuring import Measurer

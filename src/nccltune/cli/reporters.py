@@ -16,8 +16,8 @@ from nccltune.launch.protocol import Failure
 from nccltune.output import verdicts, words
 from nccltune.space import ResolvedSpace, changes
 from nccltune.stats.noise import noise_threshold
+from nccltune.study.blocks import Launch
 from nccltune.study.budget import Budget
-from nccltune.study.confirm import Launch
 from nccltune.study.records import Measurement, Trial, best_of
 from nccltune.study.store import Store
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
-
 from nccltune.launch.protocol import Group, Limits, Outcome, Progress
+from nccltune.machine.facts import available_memory
 from nccltune.machine.gpus import Gpu, free_memory
 
 _ROOM = 1.25  # times what the first group takes must be free for the second
@@ -69,7 +68,7 @@ def _note(outcome: Outcome | None, place: int, outcomes: dict[int, Outcome]) -> 
 def _free(gpus: Sequence[Gpu]) -> dict[str, int]:
     """Bytes free on each GPU and in the machine, by name."""
     found = {f"GPU {gpu.index}": free for gpu, free in zip(gpus, free_memory(gpus), strict=False)}
-    return {**found, "the machine": psutil.virtual_memory().available}
+    return {**found, "the machine": available_memory()}
 
 
 def _refuse_narrow(before: Mapping[str, int], now: Mapping[str, int]) -> None:

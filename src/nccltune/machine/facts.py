@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from nccltune.machine.gpus import Gpu, driver_version, visible_gpus
 
 
@@ -68,6 +70,11 @@ class Machine:
         names = sorted(set(self.gpus))
         gpus = ", ".join(f"{self.gpus.count(name)}x {name}" for name in names)
         return f"{gpus}, driver {self.driver}, {self.cores} CPU cores"
+
+
+def available_memory() -> int:
+    """Bytes of this machine's memory that processes can have without swapping."""
+    return int(psutil.virtual_memory().available)
 
 
 def this_machine(environ: Mapping[str, str], *, use_gpus: bool) -> tuple[Machine, tuple[Gpu, ...]]:

@@ -67,7 +67,8 @@ def _settling(verdict: Verdict) -> str:
 def share(name: str, verdict: Verdict) -> str:
     """What a setting carries: how much more samples/s with it than without it."""
     assert verdict.ratio is not None
-    return f"{name} carries {100 * (verdict.ratio - 1):+.1f}%{interval(verdict)}"
+    resting = interval(verdict) or f" by {verdict.launches} launches of each"
+    return f"{name} carries {100 * (verdict.ratio - 1):+.1f}%{resting}"
 
 
 def how_many(limit: int) -> str:

@@ -17,7 +17,8 @@ from functools import partial
 from nccltune.space import ResolvedSpace, Value, canonical, changes, key, violation
 from nccltune.stats.noise import noise_threshold
 from nccltune.stats.verdict import FEWEST, Block, Verdict, baseline_first, settle
-from nccltune.study.records import Measurement, Stage, Trial
+from nccltune.study.blocks import CandidateFailed, Launch, Speeds
+from nccltune.study.records import Stage, Trial
 
 FINALISTS = 3
 ROUNDS = 3  # launches of each finalist
@@ -27,33 +28,6 @@ _GROUPS = {"env": "NCCL", "ddp": "DDP", "loader": "loader"}
 
 _UNKNOWN = Trial(-1, "search", "", {}, "failed", None, None, 0.0)
 """In place of a trial: not known for want of launches."""
-
-
-class CandidateFailed(Exception):
-    """A launch of the candidate failed: it is no answer, however fast."""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One fresh launch of a comparison."""
-
-    comparison: str
-    block: int
-    side: str
-    configuration: Mapping[str, Value]
-    stage: Stage
-    trial: int | None
-    limit: int
-    of: str
-    """A digest of all that is compared."""
-    alone: bool = True
-    """In a worker group that measures nothing else."""
-
-
-Speeds = Callable[[Sequence[Launch]], "list[float] | None"]
-"""Samples/s of the launches of a block, in the order in which they are to be made; None when they
-cannot be had (any more). Raises CandidateFailed.
-"""
 
 
 @dataclass(frozen=True)
@@ -329,45 +303,3 @@ def finalists(trials: Sequence[Trial], space: ResolvedSpace, noise: Sequence[flo
         if len(chosen) < FINALISTS and apart and close:
             chosen.append(trial)
     return chosen
-
-
-def recorded(measurements: Sequence[Measurement]) -> Speeds:
-    """Launches from the records; None for those that are not there. In a block of two sides both
-    have to be there, from one run of the tuner, or they would not be of the same time.
-    """
-    known: dict[tuple[str, str, int], dict[str, Measurement]] = {}
-    for measurement in measurements:
-        place = measurement.compared
-        if place is None:
-            continue
-        sides = known.setdefault((place.comparison, place.of, place.block), {})
-        runs = {m.compared.run for m in sides.values() if m.compared is not None}
-        if place.comparison != "finalists" and runs - {place.run} and not _whole(sides):
-            sides.clear()
-        sides[place.side] = measurement
-
-    def speeds(launches: Sequence[Launch]) -> list[float] | None:
-        found = [speed(launch) for launch in launches]
-        return None if None in found else [value for value in found if value is not None]
-
-    def speed(launch: Launch) -> float | None:
-        sides = known.get((launch.comparison, launch.of, launch.block), {})
-        alone = launch.comparison == "finalists"
-        told = [m for side, m in sides.items() if side == launch.side or not alone]
-        if any(m.state == "failed" and not _of_baseline(m) for m in told):
-            raise CandidateFailed(launch.comparison)
-        if launch.side not in sides or not (alone or _whole(sides)):
-            return None
-        return sides[launch.side].value
-
-    return speeds
-
-
-def _whole(sides: Mapping[str, Measurement]) -> bool:
-    return len(sides) == 2 and all(m.state != "failed" for m in sides.values())
-
-
-def _of_baseline(measurement: Measurement) -> bool:
-    """Whether it is the user's own configuration: its failure is no candidate's."""
-    place = measurement.compared
-    return place is not None and place.side == "baseline" and measurement.trial == 0

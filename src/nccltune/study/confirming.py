@@ -14,16 +14,11 @@ from nccltune.launch.turns import NoTurns
 from nccltune.space import ResolvedSpace
 from nccltune.stats.noise import launch_spread, window_spread, windows_needed
 from nccltune.stats.verdict import FEWEST
+from nccltune.study.blocks import CandidateFailed, Launch, recorded
 from nccltune.study.budget import Budget
-from nccltune.study.confirm import (
-    FINALISTS,
-    ROUNDS,
-    CandidateFailed,
-    Confirmation,
-    Launch,
-    recorded,
-)
-from nccltune.study.measuring import Measurer, Subject
+from nccltune.study.confirm import FINALISTS, ROUNDS, Confirmation
+from nccltune.study.live_group import Subject
+from nccltune.study.measuring import Measurer
 from nccltune.study.records import Compared, Measurement, larger_winner
 from nccltune.study.store import Store
 

@@ -17,7 +17,8 @@ from nccltune.study.confirming import (
     fits,
     launch_seconds,
 )
-from nccltune.study.measuring import Measurer, Subject
+from nccltune.study.live_group import Subject
+from nccltune.study.measuring import Measurer
 from nccltune.study.planner import Next, Planner
 from nccltune.study.records import Trial, best_of
 from nccltune.study.store import Store

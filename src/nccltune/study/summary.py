@@ -11,7 +11,8 @@ from typing import Any
 from nccltune.errors import StudyError
 from nccltune.space import ResolvedSpace, Value, changes, key
 from nccltune.stats.verdict import FEWEST, MOST
-from nccltune.study.confirm import Answer, CandidateFailed, Confirmation, recorded
+from nccltune.study.blocks import CandidateFailed, recorded
+from nccltune.study.confirm import Answer, Confirmation
 from nccltune.study.folder import StudyPaths, read_definition
 from nccltune.study.records import (
     Measurement,

@@ -1,0 +1,78 @@
+"""Launches of a confirmation: what is asked for, and their speeds as the records hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from nccltune.space import Value
+from nccltune.study.records import Measurement, Stage
+
+
+class CandidateFailed(Exception):
+    """A launch of the candidate failed: it is no answer, however fast."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One fresh launch of a comparison."""
+
+    comparison: str
+    block: int
+    side: str
+    configuration: Mapping[str, Value]
+    stage: Stage
+    trial: int | None
+    limit: int
+    of: str
+    """A digest of all that is compared."""
+    alone: bool = True
+    """In a worker group that measures nothing else."""
+
+
+Speeds = Callable[[Sequence[Launch]], "list[float] | None"]
+"""Samples/s of the launches of a block, in the order in which they are to be made; None when they
+cannot be had (any more). Raises CandidateFailed.
+"""
+
+
+def recorded(measurements: Sequence[Measurement]) -> Speeds:
+    """Launches from the records; None for those that are not there. In a block of two sides both
+    have to be there, from one run of the tuner, or they would not be of the same time.
+    """
+    known: dict[tuple[str, str, int], dict[str, Measurement]] = {}
+    for measurement in measurements:
+        place = measurement.compared
+        if place is None:
+            continue
+        sides = known.setdefault((place.comparison, place.of, place.block), {})
+        runs = {m.compared.run for m in sides.values() if m.compared is not None}
+        if place.comparison != "finalists" and runs - {place.run} and not _whole(sides):
+            sides.clear()
+        sides[place.side] = measurement
+
+    def speeds(launches: Sequence[Launch]) -> list[float] | None:
+        found = [speed(launch) for launch in launches]
+        return None if None in found else [value for value in found if value is not None]
+
+    def speed(launch: Launch) -> float | None:
+        sides = known.get((launch.comparison, launch.of, launch.block), {})
+        alone = launch.comparison == "finalists"
+        told = [m for side, m in sides.items() if side == launch.side or not alone]
+        if any(m.state == "failed" and not _of_baseline(m) for m in told):
+            raise CandidateFailed(launch.comparison)
+        if launch.side not in sides or not (alone or _whole(sides)):
+            return None
+        return sides[launch.side].value
+
+    return speeds
+
+
+def _whole(sides: Mapping[str, Measurement]) -> bool:
+    return len(sides) == 2 and all(m.state != "failed" for m in sides.values())
+
+
+def _of_baseline(measurement: Measurement) -> bool:
+    """Whether it is the user's own configuration: its failure is no candidate's."""
+    place = measurement.compared
+    return place is not None and place.side == "baseline" and measurement.trial == 0
