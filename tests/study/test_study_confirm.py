@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ def confirmed(
     folder: Path, gain: Gain, trials: int = 8, limit: int = 12, space: ResolvedSpace | None = None,
     spread: float = 0.005, seconds: float | None = None, stop: StopFlag | None = None,
     seed: int = 1, confirm: bool = True, task: Task = TASK,
+    plain: FormulaLauncher | None = None,
 ) -> tuple[Summary, FormulaLauncher, Listener]:  # fmt: skip
     paths, space = StudyPaths(folder), space or space_of(presets=PRESETS, only=WIDE)
     launcher, listener = FormulaLauncher(noisy(gain, spread, seed)), Listener()
@@ -74,7 +76,15 @@ def confirmed(
         search.confirm = confirm
         search.run()
         if search.confirm:
-            confirm_results(search.measurer, search.budget, listener, search.stop, space, limit)
+            confirm_results(
+                search.measurer,
+                search.budget,
+                listener,
+                search.stop,
+                space,
+                limit,
+                plain or launcher,
+            )
     assert launcher.all_closed
     summary = Summary.read(paths)
     write_results(summary)
@@ -406,3 +416,61 @@ def test_a_larger_batch_is_another_answer(tmp_path: Path) -> None:
     assert best(summary)["batch_size"] == 64
     found = yaml.safe_load(summary.paths.best_batch_yaml.read_text())
     assert found["batch_size"] > 64 and found["verdict"]["word"] == "FASTER"
+
+
+def files_checked(
+    folder: Path, plain_gain: Gain, spread: float = 0.005
+) -> tuple[Summary, FormulaLauncher]:
+    """A search whose winner pays, and plain launches that gain as given."""
+    space = space_of(presets=PRESETS[:1], only=WIDE)
+    plain = FormulaLauncher(noisy(plain_gain, spread))
+    summary, _, _ = confirmed(folder / "s", both_pay, 2, space=space, plain=plain)
+    return summary, plain
+
+
+def test_the_files_are_tried_by_plain_launches_before_anything_is_promised(tmp_path: Path) -> None:
+    summary, plain = files_checked(tmp_path, both_pay)
+    own = summary.own
+    assert own is not None and own.faster and own.files is not None
+    without, with_files = own.files
+    assert with_files / without == pytest.approx(1.32, rel=0.03)
+    one, other = plain.asked
+    assert (one.env, one.ddp) == ({}, {})
+    # of the whole process, as in a job that sources the file
+    assert other.group.env == {"NCCL_ALGO": "ring,tree;allreduce:ring"}
+    assert other.ddp == {"bucket_cap_mb": 50} and other.loader == one.loader
+    assert best(summary)["verdict"]["files"] == {"without": without, "with": with_files}
+    again = Summary.read(summary.paths)
+    assert again.own is not None and again.own.files == own.files
+
+
+@pytest.mark.parametrize(
+    ("gain", "why"),
+    [
+        (lambda asked: Failure("crashed", "no") if asked.ddp else 1.0, "failed"),
+        (nothing, "gained [+-][01]"),
+    ],
+)
+def test_files_that_do_not_do_what_was_measured_promise_nothing(
+    tmp_path: Path, gain: Gain, why: str
+) -> None:
+    summary, _ = files_checked(tmp_path, gain)
+    own = summary.own
+    assert own is not None and own.verdict is not None
+    assert own.verdict.word == "INCONCLUSIVE"
+    assert re.search(f"Inconclusive: a? ?plain torchrun launch.* {why}", verdict_line(summary))
+    assert exports(summary) == [] and best(summary)["ddp"] == {}
+
+
+def test_where_plain_launches_do_not_work_the_files_are_not_known_to_fail(tmp_path: Path) -> None:
+    summary, plain = files_checked(tmp_path, lambda _asked: Failure("crashed", "no torchrun"))
+    assert summary.own is not None and summary.own.faster and summary.own.files is None
+    assert len(plain.asked) == 1
+
+
+def test_the_files_are_tried_once(tmp_path: Path) -> None:
+    space = space_of(presets=PRESETS[:1], only=WIDE)
+    plain = FormulaLauncher(noisy(both_pay))
+    for _ in range(2):
+        confirmed(tmp_path / "s", both_pay, 2, space=space, plain=plain)
+    assert len(plain.asked) == 2

@@ -56,8 +56,9 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
 
         with locked(paths):
             private = {str(start.worker_path.absolute()): "worker"}
+            plain = TorchrunLauncher(start.launcher.settings, start.stop)
             return carry_out(
-                found, paths, start.launcher, cache, start.stop, private, as_json=as_json
+                found, paths, start.launcher, plain, cache, start.stop, private, as_json=as_json
             )
 
 

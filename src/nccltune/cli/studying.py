@@ -46,13 +46,16 @@ def carry_out(
     found: Survey,
     paths: StudyPaths,
     launcher: Launcher,
+    plain: Launcher,
     cache: Path,
     stop: StopFlag,
     private: Mapping[str, str],
     *,
     as_json: bool,
 ) -> int:
-    """Returns the exit code. `private`: see `Search`. Raises NccltuneError."""
+    """Returns the exit code. `plain` starts ranks by plain torchrun commands, `private`: see
+    `Measurer`. Raises NccltuneError.
+    """
     stored = read_definition(paths) if paths.definition.exists() else None
     if stored is None and has_records(paths):
         raise UsageError(
@@ -73,7 +76,7 @@ def carry_out(
         say(tables.space_text(space))
         stored = definition_of(found, space, probe).write(paths).to_dict()
     store = Store(paths)
-    ending = _measure(found, store, launcher, space, stored["probe"], stop, private)
+    ending = _measure(found, store, launcher, plain, space, stored["probe"], stop, private)
     summary = Summary.of(store, stored)
     write_results(summary)
     _tell_ending(ending, found, paths, len(store.trials))
@@ -102,6 +105,7 @@ def _measure(
     found: Survey,
     store: Store,
     launcher: Launcher,
+    plain: Launcher,
     space: ResolvedSpace,
     probe: dict[str, Any] | None,
     stop: StopFlag,
@@ -147,7 +151,8 @@ def _measure(
         try:
             ending: Ending | None = search.run()
             if search.confirm:
-                confirm_results(measurer, budget, reporter, stop, space, limit, found.options.seed)
+                seed = found.options.seed
+                confirm_results(measurer, budget, reporter, stop, space, limit, plain, seed)
         except Interrupted:
             ending = None
     notes = [*launcher.warnings, *planner.rejected.values()]

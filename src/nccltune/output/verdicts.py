@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nccltune.output.words import difference, samples
 from nccltune.stats.verdict import FEWEST, MOST, TOO_NOISY, Verdict
 
 _TIMES = 1.5  # from here on "1.63 times", below "4.2% more"
@@ -69,6 +70,14 @@ def share(name: str, verdict: Verdict) -> str:
     assert verdict.ratio is not None
     resting = interval(verdict) or f" by {verdict.launches} launches of each"
     return f"{name} carries {100 * (verdict.ratio - 1):+.1f}%{resting}"
+
+
+def through_files(plain: float, with_files: float) -> str:
+    """What the files did in a plain torchrun launch, samples/s."""
+    return (
+        "plain torchrun launches, without and with best.env sourced and best.yaml loaded: "
+        f"{samples(plain)} and {samples(with_files)} samples/s ({difference(with_files, plain)})"
+    )
 
 
 def how_many(limit: int) -> str:

@@ -28,6 +28,8 @@ class Launch:
     """A digest of all that is compared."""
     alone: bool = True
     """In a worker group that measures nothing else."""
+    from_files: bool = False
+    """By a plain torchrun command, the candidate with best.env sourced and best.yaml loaded."""
 
 
 Speeds = Callable[[Sequence[Launch]], "list[float] | None"]

@@ -11,7 +11,7 @@ import hashlib
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from nccltune.space import ResolvedSpace, Value, canonical, changes, key, violation
@@ -23,6 +23,8 @@ from nccltune.study.records import Stage, Trial
 FINALISTS = 3
 ROUNDS = 3  # launches of each finalist
 _DROP_BLOCKS = 3  # after so many, settings that clearly carry nothing are dropped
+_FILES = "best.env and best.yaml"
+_FILES_NOISE = 2  # thresholds that one pair of launches may fall short: 3 standard deviations
 _GROUPS = {"env": "NCCL", "ddp": "DDP", "loader": "loader"}
 
 
@@ -48,6 +50,8 @@ class Answer:
     shares: Mapping[str, Verdict] = field(default_factory=dict)
     dropped: Mapping[str, Verdict] = field(default_factory=dict)
     failed: tuple[int, ...] = ()
+    files: Block | None = None
+    """Samples/s of plain torchrun launches, without and with the best files; None if not known."""
 
     @property
     def faster(self) -> bool:
@@ -136,6 +140,36 @@ class Confirmation:
 
     def of_trial(self, winner: Trial, failed: tuple[int, ...] = ()) -> Answer:
         """The answer for one trial. Raises CandidateFailed when a launch of it does."""
+        answer = self._measured(winner, failed)
+        return self._through_files(answer) if answer.faster else answer
+
+    def _through_files(self, answer: Answer) -> Answer:
+        """The last block: what is promised is the files, so they have to do what was measured."""
+        assert answer.verdict is not None and answer.verdict.ratio is not None
+        of = _digest(self.baseline, answer.configuration)
+        sides = [("baseline", self.baseline, 0), ("candidate", answer.configuration, answer.trial)]
+        launches = [
+            Launch("files", 0, side, configuration, "search", trial, 1, of, from_files=True)
+            for side, configuration, trial in sides
+        ]
+        try:
+            found = self.speeds(launches)
+        except CandidateFailed:
+            return _refuted(answer, f"a plain torchrun launch with {_FILES} failed")
+        if found is None:
+            return answer
+        plain, with_files = found
+        lowest = answer.verdict.ratio / (1 + (answer.verdict.threshold or 0.0)) ** _FILES_NOISE
+        if with_files / plain < lowest:
+            gain = 100 * (with_files / plain - 1)
+            return _refuted(
+                answer,
+                f"plain torchrun launches gained {gain:+.1f}% from {_FILES}, where "
+                f"{100 * (answer.verdict.ratio - 1):+.1f}% was measured",
+            )
+        return replace(answer, files=(plain, with_files))
+
+    def _measured(self, winner: Trial, failed: tuple[int, ...]) -> Answer:
         whole = self._against_baseline("winner", winner.parameters, winner.number)
         if whole.launches == 0:
             return Answer(winner.parameters, winner.number, failed=failed)
@@ -256,6 +290,11 @@ class Confirmation:
             return None
         speeds = dict(zip((launch.side for launch in launches), found, strict=True))
         return speeds["baseline"], speeds["candidate"]
+
+
+def _refuted(answer: Answer, why: str) -> Answer:
+    assert answer.verdict is not None
+    return replace(answer, verdict=replace(answer.verdict, word="INCONCLUSIVE", reason=why))
 
 
 @dataclass

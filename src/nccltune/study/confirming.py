@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from nccltune.errors import StudyError
+from nccltune.launch.protocol import Launcher
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.turns import NoTurns
 from nccltune.space import ResolvedSpace
@@ -17,6 +18,7 @@ from nccltune.stats.verdict import FEWEST
 from nccltune.study.blocks import CandidateFailed, Launch, recorded
 from nccltune.study.budget import Budget
 from nccltune.study.confirm import FINALISTS, ROUNDS, Confirmation
+from nccltune.study.files_check import through_files
 from nccltune.study.live_group import Subject
 from nccltune.study.measuring import Measurer
 from nccltune.study.records import Compared, Measurement, larger_winner
@@ -43,6 +45,8 @@ class Launches:
     budget: Budget
     listener: Listener
     stop: StopFlag
+    plain: Measurer
+    """By plain torchrun commands."""
     run: str = field(default_factory=lambda: secrets.token_hex(4))
 
     def __call__(self, launches: Sequence[Launch]) -> list[float] | None:
@@ -56,58 +60,78 @@ class Launches:
         a_launch = launch_seconds(self.store.measurements)
         if not self.budget.fits_launch(a_launch and len(launches) * a_launch):
             return None
-        subjects = [_subject(launch, self.run) for launch in launches]
-        in_turn = self._in_turn(launches, subjects)
-        if in_turn is not None:
-            return in_turn
-        return [self._alone(*each) for each in zip(launches, subjects, strict=True)]
+        measurer, other = self.measurer, self.plain
+        if launches[0].from_files:
+            measurer, other = other, measurer
+            measurer.no_turns = other.no_turns
+        other.close()  # what it has alive would share the devices
+        subjects = [self._subject(launch) for launch in launches]
+        in_turn = self._in_turn(measurer, launches, subjects)
+        return in_turn or self._one_by_one(measurer, launches, subjects)
+
+    def _subject(self, launch: Launch) -> Subject:
+        given = None
+        if launch.from_files and launch.side == "candidate":
+            given = through_files(self.measurer.effective(launch.configuration))
+        place = Compared(
+            launch.comparison, launch.block, launch.side, launch.limit, launch.of, self.run
+        )
+        return Subject(
+            configuration=launch.configuration,
+            stage=launch.stage,
+            origin=launch.comparison,
+            trial=launch.trial,
+            purpose="confirm",
+            fresh=launch.alone,
+            compared=place,
+            given=given,
+        )
 
     def _in_turn(
-        self, launches: Sequence[Launch], subjects: Sequence[Subject]
+        self, measurer: Measurer, launches: Sequence[Launch], subjects: Sequence[Subject]
     ) -> list[float] | None:
         """None where the two cannot take turns."""
-        if len(subjects) != 2 or not self.measurer.can_take_turns(*subjects):
+        if len(subjects) != 2 or not measurer.can_take_turns(*subjects):
             return None
-        one, other = (_subject(launch, self.run, turns=True) for launch in launches)
+        one, other = map(_taking_turns, subjects)
         try:
-            pair = self.measurer.take_turns(one, other, self.listener.progress)
+            pair = measurer.take_turns(one, other, self.listener.progress)
         except NoTurns as error:
-            self.measurer.no_turns = str(error)
+            measurer.no_turns = str(error)
             return None
         for launch, measurement in zip(launches, pair, strict=True):
             self.store.add_extra(measurement)
             self.listener.launch_ends(launch, measurement)
         return [measurement.value for measurement in pair if measurement.value is not None]
 
-    def _alone(self, launch: Launch, subject: Subject) -> float:
-        self.stop.check()
-        measurement, failure = self.measurer.measure(subject, self.listener.progress)
-        self.store.add_extra(measurement)
-        self.listener.launch_ends(launch, measurement)
-        if failure is not None and launch.side == "baseline" and launch.trial == 0:
-            raise StudyError(
-                f"the baseline failed in the confirmation ({failure.kind}): {failure.message}\n"
-                f"see {failure.log}, then run the same command again: it goes on from here"
-            )
-        if failure is not None:
-            self.measurer.no_turns = None  # it was the candidate's own fault
-            raise CandidateFailed(failure.message)
-        assert measurement.value is not None
-        return measurement.value
+    def _one_by_one(
+        self, measurer: Measurer, launches: Sequence[Launch], subjects: Sequence[Subject]
+    ) -> list[float] | None:
+        speeds = []
+        for launch, subject in zip(launches, subjects, strict=True):
+            self.stop.check()
+            measurement, failure = measurer.measure(subject, self.listener.progress)
+            self.store.add_extra(measurement)
+            self.listener.launch_ends(launch, measurement)
+            if failure is not None and launch.side == "baseline" and launch.trial == 0:
+                if launch.from_files:
+                    return None  # plain commands do not work here: nothing is known of the files
+                raise StudyError(
+                    f"the baseline failed in the confirmation ({failure.kind}): "
+                    f"{failure.message}\nsee {failure.log}, then run the same command again: it "
+                    "goes on from here"
+                )
+            if failure is not None:
+                measurer.no_turns = None  # it was the candidate's own fault
+                raise CandidateFailed(failure.message)
+            assert measurement.value is not None
+            speeds.append(measurement.value)
+        return speeds
 
 
-def _subject(launch: Launch, run: str, *, turns: bool = False) -> Subject:
-    return Subject(
-        configuration=launch.configuration,
-        stage=launch.stage,
-        origin=launch.comparison,
-        trial=launch.trial,
-        purpose="confirm",
-        fresh=launch.alone,
-        compared=Compared(
-            launch.comparison, launch.block, launch.side, launch.limit, launch.of, run, turns
-        ),
-    )
+def _taking_turns(subject: Subject) -> Subject:
+    assert subject.compared is not None
+    return replace(subject, compared=replace(subject.compared, turns=True))
 
 
 def launch_seconds(measurements: Sequence[Measurement]) -> float | None:
@@ -140,9 +164,11 @@ def confirm_results(
     stop: StopFlag,
     space: ResolvedSpace,
     limit: int,
+    plain: Launcher,
     seed: int = 0,
 ) -> None:
-    """Measure what the answers of the study need, as far as time goes.
+    """Measure what the answers of the study need, as far as time goes. `plain` starts ranks by
+    plain torchrun commands, for the last block.
 
     Raises: StudyError when the baseline fails, Interrupted.
     """
@@ -152,17 +178,19 @@ def confirm_results(
         return
     repeated = [m for m in store.measurements if m.purpose == "noise"]
     long = with_long_windows(measurer, repeated)
+    commands = replace(long, launcher=plain, cold_starts=True, disturbed=[])
     try:
-        launches = Launches(store, long, budget, listener, stop)
+        launches = Launches(store, long, budget, listener, stop, commands)
         confirmation = Confirmation(space, store.trials, noise, limit, launches, seed)
         own = confirmation.own_batch()
         larger = larger_winner(store.trials)
         if larger is not None:
             confirmation.larger_batch(own, larger)
     finally:
-        measurer.disturbed += long.disturbed
+        measurer.disturbed += long.disturbed + commands.disturbed
         measurer.no_turns = long.no_turns
         long.close()
+        commands.close()
 
 
 def with_long_windows(measurer: Measurer, noise: Sequence[Measurement]) -> Measurer:

@@ -31,6 +31,8 @@ class Subject:
     fresh: bool = False
     cut_below: float | None = None
     compared: Compared | None = None
+    given: Effective | None = None
+    """What the ranks are given, where it does not follow from the configuration."""
 
 
 @dataclass

@@ -53,6 +53,8 @@ class Measurer:
     disturbed: list[str] = field(default_factory=list)
     """What disturbed measurements of this run; each was repeated, as long as that was of use."""
     gpus: Sequence[Gpu] = ()
+    cold_starts: bool = False
+    """Ranks start in another way than those of the baseline did, which may take longer."""
     no_turns: str | None = None
     """Why two worker groups cannot be alive at the same time here, once that was seen."""
     _live_group: LiveGroup | None = None
@@ -65,7 +67,7 @@ class Measurer:
         the end of the warm host is the host's: it counts only when it comes again in new ranks.
         The record is not in the store yet.
         """
-        given = self.effective(subject.configuration)
+        given = self._given(subject)
         refuse_overrides(self.site, given.communicator_env)
 
         def again(why: str) -> tuple[Measurement, Outcome]:
@@ -106,7 +108,7 @@ class Measurer:
         """Whether the two may be measured in turn, in worker groups that are alive together. Not
         where both are to be measured in one group.
         """
-        one, other = self.effective(first.configuration), self.effective(second.configuration)
+        one, other = self._given(first), self._given(second)
         apart = second.fresh or one.process_env != other.process_env
         return self.no_turns is None and apart and not (loads_beside(one) or loads_beside(other))
 
@@ -134,7 +136,7 @@ class Measurer:
         self, subjects: tuple[Subject, Subject], progress: Progress
     ) -> tuple[Measurement, Measurement]:
         began = time.monotonic()
-        givens = [self.effective(subject.configuration) for subject in subjects]
+        givens = [self._given(subject) for subject in subjects]
         opened: list[LiveGroup] = []
 
         def opener(given: Effective) -> Callable[[], Group]:
@@ -185,7 +187,7 @@ class Measurer:
     def _limits(self, given: Effective) -> Limits:
         baseline = self.store.measurement(self.store.trials[0]) if self.store.trials else None
         factor = given.batch_size / self.task.batch_size
-        return limits_from(baseline, factor, cold=self._opened <= 1)
+        return limits_from(baseline, factor, cold=self.cold_starts or self._opened <= 1)
 
     def _taints(self, before: Reading | None) -> tuple[str, ...]:
         if self.health is None or before is None:
@@ -217,6 +219,9 @@ class Measurer:
         if self._live_group is not None:
             self._live_group.group.close()
             self._live_group = None
+
+    def _given(self, subject: Subject) -> Effective:
+        return subject.given or self.effective(subject.configuration)
 
     def effective(self, configuration: Mapping[str, Value]) -> Effective:
         return effective(

@@ -68,6 +68,7 @@ def verdict_dict(summary: Summary, outcome: Outcome) -> dict[str, Any] | None:
         "of": changes(answer.configuration, summary.space.baseline),
         "carries": {name: v.to_dict() for name, v in answer.shares.items()},
         "dropped": {name: v.to_dict() for name, v in answer.dropped.items()},
+        "files": answer.files and {"without": answer.files[0], "with": answer.files[1]},
     }
 
 
