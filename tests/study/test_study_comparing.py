@@ -71,6 +71,25 @@ def test_where_one_fails_beside_the_other_they_follow_one_another(tmp_path: Path
     assert launcher.opened == 2 + 12 and launcher.all_closed
 
 
+def test_a_disturbed_block_is_launched_once_more(tmp_path: Path) -> None:
+    launcher, told = FormulaLauncher(speed), iter(["", "", "", "heat", "", ""])
+    made = comparison(launcher, tmp_path)
+    made.health = lambda: tuple(filter(None, [next(told, "")]))
+    assert made.run(A, B, 6).word == "FASTER"
+    assert launcher.opened == 14 and made.disturbed == ["heat"]
+    assert [row["block"] for row in made.rows] == [n for n in range(6) for _ in range(2)]
+    assert all(row["taints"] == [] for row in made.rows)
+
+
+def test_where_everything_is_disturbed_blocks_are_kept_and_marked(tmp_path: Path) -> None:
+    launcher = FormulaLauncher(speed)
+    made = comparison(launcher, tmp_path)
+    made.health = lambda: ("heat",)
+    made.run(A, B, 12)
+    assert len(made.disturbed) == 5 and launcher.opened == 12 + 10
+    assert all(row["taints"] == ["heat"] for row in made.rows) and len(made.rows) == 12
+
+
 def test_a_side_sets_what_its_file_names(tmp_path: Path) -> None:
     launcher = FormulaLauncher(speed)
     comparison(launcher, tmp_path).run(A, B, 6)

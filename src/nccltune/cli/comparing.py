@@ -12,6 +12,7 @@ from nccltune.cli.speaking import say
 from nccltune.cli.starting import cache_folder, end_old, started, tell_setting
 from nccltune.cli.studying import settings_for
 from nccltune.errors import UsageError
+from nccltune.machine.health import Watch
 from nccltune.output import verdicts, words
 from nccltune.output.settings_file import JobSettings, read_settings
 from nccltune.stats.verdict import Verdict
@@ -42,9 +43,12 @@ def run_compare(options: SearchOptions, a: str, b: str, limit: int, *, as_json: 
                 logs=logs,
                 told=_tell,
                 stop=start.stop,
+                health=Watch(found.gpus, allow_busy=options.allow_busy),
             )
             verdict = comparison.run(one, other, limit)
             warnings = list(dict.fromkeys(start.launcher.warnings))
+            if comparison.disturbed:
+                warnings.append(verdicts.repeated(comparison.disturbed, "block"))
             if comparison.no_turns is not None:
                 warnings.append(verdicts.one_by_one(comparison.no_turns))
     finally:

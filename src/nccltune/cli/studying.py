@@ -20,7 +20,7 @@ from nccltune.launch.stopping import StopFlag
 from nccltune.launch.worker_files import place_worker
 from nccltune.machine.health import read
 from nccltune.output.diagnosis import paragraph
-from nccltune.output.verdicts import one_by_one, percent
+from nccltune.output.verdicts import one_by_one, percent, repeated
 from nccltune.space import ResolvedSpace
 from nccltune.stats.noise import noise_threshold
 from nccltune.study.budget import Budget
@@ -159,11 +159,7 @@ def _measure(
     if measurer.no_turns is not None:
         notes.append(one_by_one(measurer.no_turns))
     if measurer.disturbed:
-        several = len(measurer.disturbed)
-        notes.append(
-            f"{several} measurement{'s were' if several > 1 else ' was'} disturbed and repeated: "
-            f"{measurer.disturbed[0]}"
-        )
+        notes.append(repeated(measurer.disturbed, "measurement"))
     for text in dict.fromkeys(notes):
         say(f"note: {text}")
     return ending

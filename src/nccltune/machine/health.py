@@ -81,6 +81,21 @@ def read(gpus: Sequence[Gpu], ours: Collection[int] = ()) -> Reading:
     return Reading(at, readings, cpu)
 
 
+@dataclass
+class Watch:
+    """Called now and then, says what disturbed the machine since the last call."""
+
+    gpus: Sequence[Gpu]
+    allow_busy: bool = False
+    _last: Reading | None = None
+
+    def __call__(self) -> tuple[str, ...]:
+        before, self._last = self._last, read(self.gpus)
+        if before is None:
+            return ()
+        return taints(before, self._last, allow_busy=self.allow_busy)
+
+
 def taints(before: Reading, after: Reading, *, allow_busy: bool = False) -> tuple[str, ...]:
     """Why what was measured between two readings should not be trusted: short facts with their
     limits, none where nothing was the matter. `allow_busy`: the user knows that others use the

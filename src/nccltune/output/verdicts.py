@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nccltune.output.words import difference, samples
 from nccltune.stats.verdict import FEWEST, MOST, TOO_NOISY, Verdict
 
@@ -89,6 +91,13 @@ def how_many(limit: int) -> str:
 def one_by_one(reason: str) -> str:
     """Told once, where two worker groups could not be alive at the same time."""
     return f"launches followed one another instead of taking turns: {reason}"
+
+
+def repeated(disturbed: Sequence[str], what: str) -> str:
+    """Told once, with the first reason."""
+    count = len(disturbed)
+    were = f"{what}s were" if count > 1 else f"{what} was"
+    return f"{count} {were} disturbed and repeated: {disturbed[0]}"
 
 
 def noise_line(threshold: float, launches: int, limit: int) -> str:

@@ -19,6 +19,7 @@ from nccltune.output.settings_file import JobSettings
 from nccltune.stats.verdict import Block, Verdict, baseline_first, settle
 from nccltune.study.definition import Task
 from nccltune.study.effective import Effective, loader_arguments, loads_beside, request_for
+from nccltune.study.measuring import REPEATS
 from nccltune.worker.spec import Settings
 
 Told = Callable[[int, JobSettings, float], None]
@@ -42,6 +43,10 @@ class Comparison:
     rows: list[dict[str, Any]] = field(default_factory=list)
     no_turns: str | None = None
     """Why two worker groups cannot be alive at the same time here, once that was seen."""
+    health: Callable[[], tuple[str, ...]] | None = None
+    """Called before a block and after it: what disturbed the machine since the call before."""
+    disturbed: list[str] = field(default_factory=list)
+    """What disturbed blocks; each was launched once more, as long as that was of use."""
 
     def run(self, one: JobSettings, other: JobSettings, limit: int) -> Verdict:
         """`other` against `one`. Raises StudyError when a launch fails, Interrupted."""
@@ -50,12 +55,32 @@ class Comparison:
             sides = [one, other]
             if not baseline_first(f"{one.name} {other.name}", number):
                 sides.reverse()
-            speeds = self._block(number, sides)
+            speeds = self._undisturbed(number, sides)
             if sides[0] is not one:
                 speeds.reverse()
             return speeds[0], speeds[1]
 
         return settle(block, [], limit)
+
+    def _undisturbed(self, block: int, sides: Sequence[JobSettings]) -> list[float]:
+        """The speeds of the sides. What disturbs a block twice is noted in its rows."""
+        done = len(self.rows)
+        speeds, found = self._watched(block, sides)
+        if found and len(self.disturbed) < REPEATS:
+            self.disturbed.append(found[0])
+            del self.rows[done:]
+            speeds, found = self._watched(block, sides)
+        for row in self.rows[done:]:
+            row["taints"] = list(found)
+        return speeds
+
+    def _watched(
+        self, block: int, sides: Sequence[JobSettings]
+    ) -> tuple[list[float], tuple[str, ...]]:
+        if self.health is None:
+            return self._block(block, sides), ()
+        self.health()
+        return self._block(block, sides), self.health()
 
     def _block(self, block: int, sides: Sequence[JobSettings]) -> list[float]:
         """The speeds of the sides, in their order."""

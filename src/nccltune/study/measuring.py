@@ -29,7 +29,8 @@ from nccltune.study.records import Measurement, State
 from nccltune.study.store import Store
 from nccltune.worker.spec import Settings
 
-_REPEATS = 5  # in a run; on a machine that is always busy repeating is no help
+REPEATS = 5
+"""Disturbed measurements that a run repeats: on a machine that is always busy it is no help."""
 
 
 @dataclass
@@ -76,7 +77,7 @@ class Measurer:
             return replace(repeated, seconds={**repeated.seconds, why: lost}), ended
 
         measurement, outcome = self._measure_once(subject, given, progress)
-        if measurement.taints and outcome.failure is None and len(self.disturbed) < _REPEATS:
+        if measurement.taints and outcome.failure is None and len(self.disturbed) < REPEATS:
             self.disturbed.append(measurement.taints[0])
             measurement, outcome = again("disturbed before")
         used = self._live_group is not None and self._live_group.measured > 1
@@ -122,7 +123,7 @@ class Measurer:
         """
         self.close()
         pair = self._take_turns_once((first, second), progress)
-        if pair[0].taints and len(self.disturbed) < _REPEATS:
+        if pair[0].taints and len(self.disturbed) < REPEATS:
             self.disturbed.append(pair[0].taints[0])
             lost = {"disturbed before": _shared_seconds(pair) / 2}
             one, other = self._take_turns_once((first, second), progress)
