@@ -129,3 +129,28 @@ def test_what_an_interrupted_launch_left_in_its_folder_is_gone(tmp_path: Path) -
     (tmp_path / "logs/rank0.error.json").write_text("{}")
     GroupFolder(tmp_path / "logs")
     assert list((tmp_path / "logs").iterdir()) == []
+
+
+def test_memory_is_looked_at_when_a_group_is_closed_not_while_another_still_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure ends the first of two groups while the second is alive and holds memory."""
+    used, looks = [1 << 30], list[int]()
+
+    def used_memory(_gpus: object) -> tuple[int, ...]:
+        looks.append(used[0])
+        return (used[0],)
+
+    monkeypatch.setattr("nccltune.launch.group.used_memory", used_memory)
+    group = RankGroup(
+        *(Stub(goes_on=False), GroupFolder(tmp_path / "logs")),
+        gpus=(), watch_memory=True, stop=StopFlag(), warn=pytest.fail,
+    )  # fmt: skip
+    used[0] = 9 << 30  # the second group's
+    assert group.request({}, Limits(), quiet).failure is not None
+    assert looks == [1 << 30] and not group.alive
+    used[0] = 1 << 30  # it is closed first
+    group.close()
+    assert looks == [1 << 30, 1 << 30]
+    group.close()
+    assert len(looks) == 2

@@ -25,6 +25,7 @@ class Group:
     events: list[str]
     turns: int = 2
     fails_in: int | None = None
+    outcome: Outcome = CRASH
     alive: bool = True
     taken: int = 0
 
@@ -39,13 +40,13 @@ class Group:
         self, message: Mapping[str, Any], limits: Limits, progress: Progress
     ) -> Outcome | None:
         assert message == {"of": self.name}
-        return CRASH if self.fails_in == 0 else None
+        return self.outcome if self.fails_in == 0 else None
 
     def turn(self) -> Outcome | None:
         self.taken += 1
         self.events.append(f"turn {self.name}")
         if self.fails_in == self.taken:
-            return CRASH
+            return self.outcome
         return Outcome({"of": self.name}, None) if self.taken == self.turns else None
 
     def close(self) -> None:
@@ -102,6 +103,29 @@ def test_a_failure_ends_both(turn: int) -> None:
     with pytest.raises(NoTurns, match="crashed: boom"):
         taken(*groups(events, fails_in=turn))
     assert events[-2:] == ["close b", "close a"]
+
+
+def test_a_host_that_dies_is_no_fault_of_the_two() -> None:
+    events: list[str] = []
+    lost = Outcome(None, Failure("crashed", "the warm host died"), host_lost=True)
+    first = iter([Group("a", events, fails_in=1, outcome=lost), Group("a", events)])
+    second = iter([Group("b", events), Group("b", events)])
+    sides = [
+        Side(lambda: next(first).open(), {"of": "a"}),
+        Side(lambda: next(second).open(), {"of": "b"}),
+    ]
+    one, other = take_turns(sides, [GPU])
+    assert one.result and other.result
+    assert events[:5] == ["open a", "open b", "turn a", "close b", "close a"]
+
+
+def test_all_are_closed_though_one_cannot_be() -> None:
+    events: list[str] = []
+    one, other = groups(events)
+    other.close = lambda: 1 / 0  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError):
+        taken(one, other)
+    assert events[-1] == "close a"
 
 
 @pytest.mark.parametrize(("free", "fits"), [(56, True), (55, False)])

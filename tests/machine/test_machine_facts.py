@@ -7,10 +7,14 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 import yaml
 
+from nccltune.machine import facts
 from nccltune.machine.facts import Machine, available_cores, this_machine
 
 GPU_BOX = Machine(
@@ -101,3 +105,29 @@ def test_cores_are_those_this_process_may_use() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+def test_memory_that_cgroups_leave_counts_each_limit_above_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit of 100 above, of which 70 are used, 20 of these by a cache of files; none below."""
+    job = tmp_path / "slurm/job_1"
+    job.mkdir(parents=True)
+    for place, limit, used, cache in ((tmp_path / "slurm", "100", 70, 20), (job, "max", 60, 0)):
+        (place / "memory.max").write_text(f"{limit}\n")
+        (place / "memory.current").write_text(f"{used}\n")
+        (place / "memory.stat").write_text(f"anon 1\ninactive_file {cache}\n")
+    ours = facts.Path("/proc/self/cgroup")
+    monkeypatch.setattr(
+        facts.Path, "read_text", _instead_of(ours, "1:cpu:/\n0::/slurm/job_1\n", Path.read_text)
+    )
+    assert list(facts._left_by_cgroups(tmp_path)) == [50]
+
+
+def _instead_of(file: Path, text: str, plain: Any) -> Any:
+    return lambda path, *given, **named: text if path == file else plain(path, *given, **named)
+
+
+def test_available_memory_is_less_than_all() -> None:
+    total = psutil.virtual_memory().total
+    assert 0 < facts.available_memory() < total

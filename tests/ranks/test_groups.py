@@ -341,6 +341,7 @@ def test_a_group_that_dies_while_it_waits_ends_the_turns_of_both(tmp_path: Path)
     starter.close()
 
 
+@pytest.mark.slow
 def test_hosts_with_other_variables_are_kept_for_the_next_turn(tmp_path: Path) -> None:
     """Variables that are read at exec differ between the two, whichever is opened first."""
     starter = launcher("warm", tmp_path)

@@ -137,6 +137,7 @@ def _measure(
         health=partial(read, found.gpus),
         gpus=found.gpus,
     )
+    no_turns: str | None = None
     with open_reporter(store, space, budget, limit) as reporter:
         search = Search(
             store=store,
@@ -152,12 +153,14 @@ def _measure(
             ending: Ending | None = search.run()
             if search.confirm:
                 seed = found.options.seed
-                confirm_results(measurer, budget, reporter, stop, space, limit, plain, seed)
+                no_turns = confirm_results(
+                    measurer, budget, reporter, stop, space, limit, plain, seed
+                )
         except Interrupted:
             ending = None
-    notes = [*launcher.warnings, *planner.rejected.values()]
-    if measurer.no_turns is not None:
-        notes.append(one_by_one(measurer.no_turns))
+    notes = [*launcher.warnings, *plain.warnings, *planner.rejected.values()]
+    if no_turns is not None:
+        notes.append(one_by_one(no_turns))
     if measurer.disturbed:
         notes.append(repeated(measurer.disturbed, "measurement"))
     for text in dict.fromkeys(notes):

@@ -158,8 +158,7 @@ def _what_pays(summary: Summary) -> list[str]:
             lines.append(f"  {verdicts.share(name, found)}")
         for name, found in own.dropped.items():
             lines.append(f"  dropped, not shown to pay: {verdicts.share(name, found)}")
-        if own.files is not None:
-            lines.append(f"  {verdicts.through_files(*own.files)}")
+        lines.append(f"  {verdicts.through_files(own.files)}")
     if own is not None and own.verdict is not None and (taint := tainted(summary, larger=False)):
         lines.append(f"  {taint}")
     if summary.larger is None:

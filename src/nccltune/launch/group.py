@@ -84,8 +84,8 @@ class GroupFolder:
 
 
 class RankGroup:
-    """The ranks of one launch. After a failure it is ended, with everything that descends from it
-    and the memory of its GPUs seen to be free again.
+    """The ranks of one launch. After a failure they are ended, with everything that descends from
+    them; `close` then sees the memory of their GPUs free again.
     """
 
     def __init__(
@@ -103,12 +103,12 @@ class RankGroup:
         self._connection = folder.connection
         self._memory_before = used_memory(gpus)
         self._pids: dict[int, int] = {}
-        self._closed = False
+        self._ended = self._closed = False
         self._watch: _Watch | None = None
 
     @property
     def alive(self) -> bool:
-        return not self._closed and not self._broken()
+        return not self._ended and not self._broken()
 
     @property
     def pids(self) -> Mapping[int, int]:
@@ -229,9 +229,12 @@ class RankGroup:
                 subprocess.run(command, stdout=log, stderr=log, timeout=_STACK_SECONDS)
 
     def close(self) -> None:
-        """End the group: politely where it is idle, then for certain."""
+        """End the group: politely where it is idle, then for certain; see its memory free again.
+        Of two groups that are alive together the one that was opened last is closed first.
+        """
         if self._closed:
             return
+        self._closed = True
         if self._connection.connected and self.alive:
             with contextlib.suppress(ProtocolError):
                 self._connection.send({"type": "close"})
@@ -239,14 +242,14 @@ class RankGroup:
                 while len(self._lost()) < len(self._pids) and time.monotonic() < deadline:
                     time.sleep(0.005)
         self._end()
+        self._await_memory()
 
     def _end(self) -> None:
-        if self._closed:
+        if self._ended:
             return
-        self._closed = True
+        self._ended = True
         self._connection.close()
         self._processes.end()
-        self._await_memory()
 
     def _await_memory(self) -> None:
         deadline = time.monotonic() + _MEMORY_SECONDS

@@ -4,6 +4,7 @@ the machine over minutes is the same for both.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,25 +26,38 @@ class Side:
 
 
 class NoTurns(Exception):
-    """The two could not be alive at the same time; the text says why. Nothing was measured."""
+    """The two could not be alive at the same time; the text says why. No result is left of it."""
+
+
+class _HostLost(NoTurns): ...
 
 
 def take_turns(
     sides: Sequence[Side], gpus: Sequence[Gpu], progress: Progress = lambda _message: None
 ) -> tuple[Outcome, Outcome]:
     """The results of both, in the order of `sides`. The first is opened first; the turns go A B,
-    B A, A B, ..., so that a steady drift hits both alike.
+    B A, A B, ..., so that a steady drift hits both alike. Once more where it was a host that died.
 
     Raises: NoTurns when memory does not allow it or one of them fails, Interrupted.
     """
+    try:
+        return _take_turns(sides, gpus, progress)
+    except _HostLost:
+        return _take_turns(sides, gpus, progress)
+
+
+def _take_turns(
+    sides: Sequence[Side], gpus: Sequence[Gpu], progress: Progress
+) -> tuple[Outcome, Outcome]:
     groups: list[Group] = []
     outcomes: dict[int, Outcome] = {}
-    try:
+    with contextlib.ExitStack() as stack:  # the last is closed first, and finds its memory free
         before = _free(gpus)
         for side in sides:
             if groups:
                 _refuse_narrow(before, _free(gpus))
             groups.append(side.open())
+            stack.callback(groups[-1].close)
             _note(groups[-1].begin(side.message, side.limits, progress), len(groups) - 1, outcomes)
         order = [0, 1]
         while len(outcomes) < len(groups):
@@ -51,9 +65,6 @@ def take_turns(
                 if place not in outcomes:
                     _note(groups[place].turn(), place, outcomes)
             order.reverse()
-    finally:
-        for group in reversed(groups):  # each then sees the memory that it had found free
-            group.close()
     return outcomes[0], outcomes[1]
 
 
@@ -61,7 +72,8 @@ def _note(outcome: Outcome | None, place: int, outcomes: dict[int, Outcome]) -> 
     if outcome is None:
         return
     if outcome.failure is not None:
-        raise NoTurns(f"{outcome.failure.kind.replace('_', ' ')}: {outcome.failure.message}")
+        kind = _HostLost if outcome.host_lost else NoTurns
+        raise kind(f"{outcome.failure.kind.replace('_', ' ')}: {outcome.failure.message}")
     outcomes[place] = outcome
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 
 from nccltune.machine.gpus import Gpu, driver_version, visible_gpus
+
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,32 @@ class Machine:
 
 
 def available_memory() -> int:
-    """Bytes of this machine's memory that processes can have without swapping."""
-    return int(psutil.virtual_memory().available)
+    """Bytes of memory that our processes can still have: what is free without swapping, and what
+    the cgroup and those above it leave, where a container or a job of a queue has a limit.
+    """
+    free = [int(psutil.virtual_memory().available), *_left_by_cgroups(_CGROUPS)]
+    return max(0, min(free))
+
+
+def _left_by_cgroups(root: Path) -> Iterator[int]:
+    """Bytes left below each limit of ours (cgroup v2); caches of files count as left."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    ours = next((line[3:] for line in lines if line.startswith("0::")), "/")
+    folder = root / ours.strip("/")
+    for place in (folder, *folder.parents):
+        if not place.is_relative_to(root):
+            return
+        try:
+            limit = (place / "memory.max").read_text().strip()
+            used = int((place / "memory.current").read_text())
+            stat = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
+            if limit != "max":
+                yield int(limit) - used + int(stat.get("inactive_file", 0))
+        except (OSError, ValueError):
+            continue
 
 
 def this_machine(environ: Mapping[str, str], *, use_gpus: bool) -> tuple[Machine, tuple[Gpu, ...]]:

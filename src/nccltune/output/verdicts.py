@@ -74,8 +74,14 @@ def share(name: str, verdict: Verdict) -> str:
     return f"{name} carries {100 * (verdict.ratio - 1):+.1f}%{resting}"
 
 
-def through_files(plain: float, with_files: float) -> str:
-    """What the files did in a plain torchrun launch, samples/s."""
+def through_files(files: tuple[float, float] | None) -> str:
+    """What plain torchrun launches did without the files and with them, samples/s."""
+    if files is None:
+        return (
+            "not tried by plain torchrun launches with best.env sourced and best.yaml loaded: no "
+            "time, or they do not work here"
+        )
+    plain, with_files = files
     return (
         "plain torchrun launches, without and with best.env sourced and best.yaml loaded: "
         f"{samples(plain)} and {samples(with_files)} samples/s ({difference(with_files, plain)})"

@@ -38,7 +38,8 @@ class Verdict:
     `threshold` the smallest gain that counts, a fraction; `launches` how many of each side.
 
     `more` is how many launches of each side would probably settle it, None where nothing is to
-    settle or that is far away. `reason` says why nothing could be computed.
+    settle or that is far away. `reason` says why nothing is claimed: it cannot be
+    computed, or something contradicts it.
     """
 
     word: Word

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nccltune.space import Value
+from nccltune.stats.verdict import FEWEST, Block
 from nccltune.study.records import Measurement, Stage
+
+_DROP_BLOCKS = 3  # after so many, settings that clearly carry nothing are dropped
 
 
 class CandidateFailed(Exception):
@@ -36,6 +39,26 @@ Speeds = Callable[[Sequence[Launch]], "list[float] | None"]
 """Samples/s of the launches of a block, in the order in which they are to be made; None when they
 cannot be had (any more). Raises CandidateFailed.
 """
+
+
+@dataclass
+class DropTest:
+    """The blocks of one dropping, without the settings and with them. It is over early where not
+    even the best of the first blocks shows a gain that counts: a wrong guess costs a setting, not
+    the result, since what stays is confirmed anew.
+    """
+
+    block: Callable[..., Block | None]
+    threshold: float
+    gains: list[float] = field(default_factory=list)
+    over: bool = False
+
+    def __call__(self, number: int) -> Block | None:
+        self.over = number == _DROP_BLOCKS and max(self.gains) < 1 + self.threshold
+        found = None if self.over else self.block(FEWEST, number, together=True)
+        if found is not None:
+            self.gains.append(found[1] / found[0])
+        return found
 
 
 def recorded(measurements: Sequence[Measurement]) -> Speeds:

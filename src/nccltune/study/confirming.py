@@ -1,14 +1,16 @@
-"""The launches of a confirmation, measured one by one and recorded, so that it can go on later."""
+"""The launches of a confirmation, measured and recorded, so that it can go on later."""
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from nccltune.errors import StudyError
+from nccltune.errors import NccltuneError, StudyError
 from nccltune.launch.protocol import Launcher
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.turns import NoTurns
@@ -26,6 +28,8 @@ from nccltune.study.store import Store
 
 NOISE_LAUNCHES = 6
 """Fresh launches of the baseline, the first trial included."""
+_PLAIN_TIMES = 5.0  # what a plain torchrun launch costs, in launches of a warm host
+_NOTHING = 0.1  # seconds
 _SHARE = 0.5  # of the time budget, at most, for noise and confirmation
 
 
@@ -47,27 +51,38 @@ class Launches:
     stop: StopFlag
     plain: Measurer
     """By plain torchrun commands."""
+    no_turns: str | None = None
+    """Why two worker groups cannot be alive at the same time here, once that was seen."""
     run: str = field(default_factory=lambda: secrets.token_hex(4))
 
     def __call__(self, launches: Sequence[Launch]) -> list[float] | None:
-        """Samples/s; None when the time budget is spent. Raises CandidateFailed, StudyError when
-        the baseline fails, Interrupted.
+        """Samples/s; None when the time budget is spent, or plain commands do not work here. Raises
+        CandidateFailed, StudyError when the baseline fails, Interrupted.
         """
         known = recorded(self.store.measurements)(launches)
         if known is not None:
             return known
         self.stop.check()
+        plain = launches[0].from_files
         a_launch = launch_seconds(self.store.measurements)
-        if not self.budget.fits_launch(a_launch and len(launches) * a_launch):
+        needed = a_launch and len(launches) * a_launch * (_PLAIN_TIMES if plain else 1)
+        if not self.budget.fits_launch(needed):
             return None
-        measurer, other = self.measurer, self.plain
-        if launches[0].from_files:
-            measurer, other = other, measurer
-            measurer.no_turns = other.no_turns
-        other.close()  # what it has alive would share the devices
-        subjects = [self._subject(launch) for launch in launches]
+        (self.measurer if plain else self.plain).close()  # it would share the devices
+        measurer = self.plain if plain else self.measurer
+        try:
+            subjects = [self._subject(launch) for launch in launches]
+        except NccltuneError:  # no shell, say: nothing is known of the files
+            return None
+        before, began = self.no_turns, time.monotonic()
         in_turn = self._in_turn(measurer, launches, subjects)
-        return in_turn or self._one_by_one(measurer, launches, subjects)
+        if in_turn is not None:
+            return in_turn
+        try:
+            return self._one_by_one(measurer, launches, subjects, time.monotonic() - began)
+        except CandidateFailed:
+            self.no_turns = before  # it was the candidate's own fault
+            raise
 
     def _subject(self, launch: Launch) -> Subject:
         given = None
@@ -91,13 +106,14 @@ class Launches:
         self, measurer: Measurer, launches: Sequence[Launch], subjects: Sequence[Subject]
     ) -> list[float] | None:
         """None where the two cannot take turns."""
-        if len(subjects) != 2 or not measurer.can_take_turns(*subjects):
+        possible = len(subjects) == 2 and measurer.can_take_turns(*subjects)
+        if self.no_turns is not None or not possible:
             return None
         one, other = map(_taking_turns, subjects)
         try:
             pair = measurer.take_turns(one, other, self.listener.progress)
         except NoTurns as error:
-            measurer.no_turns = str(error)
+            self.no_turns = str(error)
             return None
         for launch, measurement in zip(launches, pair, strict=True):
             self.store.add_extra(measurement)
@@ -105,12 +121,20 @@ class Launches:
         return [measurement.value for measurement in pair if measurement.value is not None]
 
     def _one_by_one(
-        self, measurer: Measurer, launches: Sequence[Launch], subjects: Sequence[Subject]
+        self,
+        measurer: Measurer,
+        launches: Sequence[Launch],
+        subjects: Sequence[Subject],
+        lost: float,
     ) -> list[float] | None:
+        """`lost`: seconds that an attempt to take turns took."""
         speeds = []
         for launch, subject in zip(launches, subjects, strict=True):
             self.stop.check()
             measurement, failure = measurer.measure(subject, self.listener.progress)
+            if lost >= _NOTHING:
+                spent = {**measurement.seconds, "failed before": round(lost, 3)}
+                measurement, lost = replace(measurement, seconds=spent), 0.0
             self.store.add_extra(measurement)
             self.listener.launch_ends(launch, measurement)
             if failure is not None and launch.side == "baseline" and launch.trial == 0:
@@ -122,7 +146,6 @@ class Launches:
                     "goes on from here"
                 )
             if failure is not None:
-                measurer.no_turns = None  # it was the candidate's own fault
                 raise CandidateFailed(failure.message)
             assert measurement.value is not None
             speeds.append(measurement.value)
@@ -166,31 +189,31 @@ def confirm_results(
     limit: int,
     plain: Launcher,
     seed: int = 0,
-) -> None:
+) -> str | None:
     """Measure what the answers of the study need, as far as time goes. `plain` starts ranks by
-    plain torchrun commands, for the last block.
+    plain torchrun commands, for the last block. Returns why launches did not take turns, if they
+    could not.
 
     Raises: StudyError when the baseline fails, Interrupted.
     """
     store = measurer.store
     noise = store.noise()
     if len(noise) < NOISE_LAUNCHES:
-        return
+        return None
     repeated = [m for m in store.measurements if m.purpose == "noise"]
     long = with_long_windows(measurer, repeated)
     commands = replace(long, launcher=plain, cold_starts=True, disturbed=[])
-    try:
+    with contextlib.ExitStack() as stack:
+        for each in (long, commands):
+            stack.callback(measurer.disturbed.extend, each.disturbed)
+            stack.callback(each.close)
         launches = Launches(store, long, budget, listener, stop, commands)
         confirmation = Confirmation(space, store.trials, noise, limit, launches, seed)
         own = confirmation.own_batch()
         larger = larger_winner(store.trials)
         if larger is not None:
             confirmation.larger_batch(own, larger)
-    finally:
-        measurer.disturbed += long.disturbed + commands.disturbed
-        measurer.no_turns = long.no_turns
-        long.close()
-        commands.close()
+    return launches.no_turns
 
 
 def with_long_windows(measurer: Measurer, noise: Sequence[Measurement]) -> Measurer:

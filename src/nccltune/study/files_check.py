@@ -51,7 +51,7 @@ def sourced(file: Path) -> dict[str, str]:
         raise StudyError(f"{file.name} cannot be sourced: {error}") from error
     pairs = (text.partition("=") for text in done.stdout.decode().split("\0") if text)
     ours = {name: value for name, _, value in pairs if name not in _OF_THE_SHELL}
-    del ours["PATH"]
+    ours.pop("PATH", None)
     return ours
 
 

@@ -56,8 +56,6 @@ class Measurer:
     gpus: Sequence[Gpu] = ()
     cold_starts: bool = False
     """Ranks start in another way than those of the baseline did, which may take longer."""
-    no_turns: str | None = None
-    """Why two worker groups cannot be alive at the same time here, once that was seen."""
     _live_group: LiveGroup | None = None
     _opened: int = 0
 
@@ -111,7 +109,7 @@ class Measurer:
         """
         one, other = self._given(first), self._given(second)
         apart = second.fresh or one.process_env != other.process_env
-        return self.no_turns is None and apart and not (loads_beside(one) or loads_beside(other))
+        return apart and not (loads_beside(one) or loads_beside(other))
 
     def take_turns(
         self, first: Subject, second: Subject, progress: Progress
