@@ -21,7 +21,9 @@ from nccltune.launch.group import RankGroup
 from nccltune.launch.host import WarmHost
 from nccltune.launch.protocol import Limits
 from nccltune.launch.stopping import StopFlag
+from nccltune.launch.torchrun import TorchrunLauncher
 from nccltune.launch.turns import NoTurns, Side, take_turns
+from nccltune.launch.warm import WarmLauncher
 from nccltune.nccl.site import SiteVariable
 from nccltune.worker.spec import Settings
 from workloads import LAUNCHERS, WORKLOAD, launcher, left, quiet, request
@@ -40,6 +42,12 @@ FAULTY = replace(WORKLOAD, model="smalljobs:faulty")
 def _nothing_is_left() -> Iterator[None]:
     yield
     assert left() == []
+
+
+def _measures_still(starter: WarmLauncher | TorchrunLauncher, folder: Path) -> None:
+    group = starter.open({}, folder)
+    assert group.request(request(settings=SHORT), Limits(), quiet).failure is None
+    group.close()
 
 
 @mostly_warm
@@ -207,9 +215,7 @@ def test_variables_with_which_no_process_starts_fail_alone(tmp_path: Path) -> No
         outcome = group.request(request(settings=SHORT), Limits(), quiet)
         assert outcome.failure is not None and outcome.host_lost
         assert any("PYTHONHASHSEED" in line for line in outcome.failure.tail)
-    group = starter.open({}, tmp_path / "launch-9")
-    assert group.request(request(settings=SHORT), Limits(), quiet).failure is None
-    group.close()
+    _measures_still(starter, tmp_path / "launch-9")
     starter.close()
 
 
@@ -223,9 +229,7 @@ def test_a_host_that_cannot_start_ranks_any_more_is_replaced(tmp_path: Path) -> 
     group = starter.open({}, tmp_path / "launch-1")
     outcome = group.request(request(settings=SHORT), Limits(), quiet)
     assert outcome.failure is not None and outcome.host_lost
-    group = starter.open({}, tmp_path / "launch-2")
-    assert group.request(request(settings=SHORT), Limits(), quiet).failure is None
-    group.close()
+    _measures_still(starter, tmp_path / "launch-2")
     starter.close()
 
 
@@ -335,9 +339,7 @@ def test_a_group_that_dies_while_it_waits_ends_the_turns_of_both(tmp_path: Path)
     with pytest.raises(NoTurns, match="crashed: rank 1 was ended by SIGKILL"):
         take_turns([Side(lambda: group, message), Side(second, message)], [])
     assert not group.alive
-    alone = starter.open({}, tmp_path / "third")
-    assert alone.request(request(settings=SHORT), Limits(), quiet).failure is None
-    alone.close()
+    _measures_still(starter, tmp_path / "third")
     starter.close()
 
 

@@ -11,6 +11,11 @@ from nccltune.study.records import Measurement, Stage
 
 _DROP_BLOCKS = 3  # after so many, settings that clearly carry nothing are dropped
 
+FILES = "files"
+"""The comparison by plain torchrun commands, the candidate with best.env sourced and best.yaml
+loaded.
+"""
+
 
 class CandidateFailed(Exception):
     """A launch of the candidate failed: it is no answer, however fast."""
@@ -31,8 +36,6 @@ class Launch:
     """A digest of all that is compared."""
     alone: bool = True
     """In a worker group that measures nothing else."""
-    from_files: bool = False
-    """By a plain torchrun command, the candidate with best.env sourced and best.yaml loaded."""
 
 
 Speeds = Callable[[Sequence[Launch]], "list[float] | None"]

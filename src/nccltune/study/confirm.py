@@ -17,7 +17,7 @@ from functools import partial
 from nccltune.space import ResolvedSpace, Value, canonical, changes, key, violation
 from nccltune.stats.noise import noise_threshold
 from nccltune.stats.verdict import FEWEST, Block, Verdict, baseline_first, settle
-from nccltune.study.blocks import CandidateFailed, DropTest, Launch, Speeds
+from nccltune.study.blocks import FILES, CandidateFailed, DropTest, Launch, Speeds
 from nccltune.study.records import Stage, Trial
 
 FINALISTS = 3
@@ -156,9 +156,8 @@ class Confirmation:
         for number in range(_FILES_BLOCKS):
             try:
                 found = self._block(
-                    *("files", self.baseline, answer.configuration, answer.trial, "search"),
+                    *(FILES, self.baseline, answer.configuration, answer.trial, "search"),
                     *(_FILES_BLOCKS, number),
-                    from_files=True,
                 )
             except CandidateFailed:
                 why = f"plain torchrun launches with {_FILES} failed"
@@ -276,11 +275,9 @@ class Confirmation:
         block: int,
         *,
         together: bool = False,
-        from_files: bool = False,
     ) -> Block | None:
         """One launch of each side, in random order. `together`: in one worker group where the
-        process environment is the same, so that only what is compared differs. `from_files`: see
-        `Launch`.
+        process environment is the same, so that only what is compared differs.
         """
         of = _digest(baseline, candidate)
         sides = [("baseline", baseline), ("candidate", candidate)]
@@ -291,10 +288,7 @@ class Confirmation:
             number = 0 if side == "baseline" and not together else trial
             alone = not together or place == 0
             launches.append(
-                Launch(
-                    *(name, block, side, configuration, stage, number, limit, of, alone),
-                    from_files,
-                )
+                Launch(name, block, side, configuration, stage, number, limit, of, alone)
             )
         found = self.speeds(launches)
         if found is None:

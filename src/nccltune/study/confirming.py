@@ -17,7 +17,7 @@ from nccltune.launch.turns import NoTurns
 from nccltune.space import ResolvedSpace
 from nccltune.stats.noise import launch_spread, window_spread, windows_needed
 from nccltune.stats.verdict import FEWEST
-from nccltune.study.blocks import CandidateFailed, Launch, recorded
+from nccltune.study.blocks import FILES, CandidateFailed, Launch, recorded
 from nccltune.study.budget import Budget
 from nccltune.study.confirm import FINALISTS, ROUNDS, Confirmation
 from nccltune.study.files_check import through_files
@@ -63,7 +63,7 @@ class Launches:
         if known is not None:
             return known
         self.stop.check()
-        plain = launches[0].from_files
+        plain = launches[0].comparison == FILES
         a_launch = launch_seconds(self.store.measurements)
         needed = a_launch and len(launches) * a_launch * (_PLAIN_TIMES if plain else 1)
         if not self.budget.fits_launch(needed):
@@ -86,7 +86,7 @@ class Launches:
 
     def _subject(self, launch: Launch) -> Subject:
         given = None
-        if launch.from_files and launch.side == "candidate":
+        if launch.comparison == FILES and launch.side == "candidate":
             given = through_files(self.measurer.effective(launch.configuration))
         place = Compared(
             launch.comparison, launch.block, launch.side, launch.limit, launch.of, self.run
@@ -138,7 +138,7 @@ class Launches:
             self.store.add_extra(measurement)
             self.listener.launch_ends(launch, measurement)
             if failure is not None and launch.side == "baseline" and launch.trial == 0:
-                if launch.from_files:
+                if launch.comparison == FILES:
                     return None  # plain commands do not work here: nothing is known of the files
                 raise StudyError(
                     f"the baseline failed in the confirmation ({failure.kind}): "
@@ -160,7 +160,7 @@ def _taking_turns(subject: Subject) -> Subject:
 def launch_seconds(measurements: Sequence[Measurement]) -> float | None:
     """What a fresh launch of the baseline costs, wall seconds without the warm host's start."""
     spent = [
-        sum(m.seconds.values()) - m.seconds.get("host", 0.0) - m.seconds.get("wait", 0.0)
+        m.spent - m.seconds.get("host", 0.0)
         for m in measurements
         if m.purpose in ("noise", "confirm") or m.trial == 0
     ]

@@ -70,7 +70,7 @@ class Measurer:
         refuse_overrides(self.site, given.communicator_env)
 
         def again(why: str) -> tuple[Measurement, Outcome]:
-            lost = round(sum(measurement.seconds.values()), 3)
+            lost = round(measurement.spent, 3)
             repeated, ended = self._measure_once(subject, given, progress)
             return replace(repeated, seconds={**repeated.seconds, why: lost}), ended
 
@@ -123,7 +123,7 @@ class Measurer:
         pair = self._take_turns_once((first, second), progress)
         if pair[0].taints and len(self.disturbed) < REPEATS:
             self.disturbed.append(pair[0].taints[0])
-            lost = {"disturbed before": _shared_seconds(pair) / 2}
+            lost = {"disturbed before": round(sum(m.spent for m in pair), 3) / 2}
             one, other = self._take_turns_once((first, second), progress)
             pair = (
                 replace(one, seconds={**one.seconds, **lost}),
@@ -294,11 +294,6 @@ class Measurer:
             seconds=seconds,
             compared=subject.compared,
         )
-
-
-def _shared_seconds(pair: Sequence[Measurement]) -> float:
-    """Wall seconds that the two took together."""
-    return round(sum(sum(m.seconds.values()) - m.seconds.get("wait", 0.0) for m in pair), 3)
 
 
 def _checked(outcome: Outcome) -> Outcome:

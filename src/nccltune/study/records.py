@@ -62,6 +62,11 @@ class Measurement:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    @property
+    def spent(self) -> float:
+        """Wall seconds of its own: without those in which another group had its turn."""
+        return sum(self.seconds.values()) - self.seconds.get("wait", 0.0)
+
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
         found = {"launcher": "torchrun", "compared": None, "taints": (), **data}
@@ -143,7 +148,7 @@ class Trial:
             state=measurement.state,
             value=measurement.value,
             failure=kind,
-            seconds=round(sum(measurement.seconds.values()), 3),
+            seconds=round(measurement.spent, 3),
             measurements=(measurement.id,),
         )
 
