@@ -24,6 +24,7 @@ class Stub:
     goes_on: bool = True
     ready: bool = True
     host_lost: bool = False
+    trouble: str | None = None
     ended: int = 0
 
     def running(self) -> bool:

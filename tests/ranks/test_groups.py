@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -210,12 +211,29 @@ def test_a_host_that_is_killed_takes_its_ranks_along_and_is_replaced(
 
 def test_variables_with_which_no_process_starts_fail_alone(tmp_path: Path) -> None:
     starter = launcher("warm", tmp_path)
+    reason = "must be .random. or an integer"
     for number in range(3):
         group = starter.open({"PYTHONHASHSEED": "no number"}, tmp_path / f"launch-{number}")
         outcome = group.request(request(settings=SHORT), Limits(), quiet)
-        assert outcome.failure is not None and outcome.host_lost
-        assert any("PYTHONHASHSEED" in line for line in outcome.failure.tail)
+        assert outcome.failure is not None
+        assert not outcome.host_lost  # another host would not start with them either
+        told = f"Python does not start with PYTHONHASHSEED=no number: .*{reason}"
+        assert re.match(told, outcome.failure.message), outcome.failure.message
     _measures_still(starter, tmp_path / "launch-9")
+    starter.close()
+
+
+def test_hosts_of_two_environments_are_kept_and_no_more(tmp_path: Path) -> None:
+    starter = launcher("warm", tmp_path)
+    used = []
+    for number, threads in enumerate(["2", "3", "2", "3", "4", "3"]):
+        group = starter.open({"OMP_NUM_THREADS": threads}, tmp_path / f"launch-{number}")
+        assert group.request(request(settings=SHORT), Limits(), quiet).failure is None
+        group.close()
+        used.append(starter.hosts[-1])
+        assert used[-1].early["OMP_NUM_THREADS"] == threads and len(starter.hosts) <= 2
+    assert used[2] is used[0] and used[3] is used[1] and used[5] is used[1]
+    assert not used[0].alive  # it was the one that was not used for longest
     starter.close()
 
 

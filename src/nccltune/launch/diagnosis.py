@@ -92,11 +92,15 @@ def ended(
     codes: Mapping[int, int],
     exit_code: int | None,
     killed: Collection[int] = (),
+    trouble: str | None = None,
 ) -> Failure:
     """The group ended by itself. `lost` are the ranks whose process was gone when that was noticed,
     `codes` the exit codes by rank as far as known (negative for signals), `killed` the ranks that
-    we ended ourselves then; `exit_code` is that of the launch.
+    we ended ourselves then; `exit_code` is that of the launch, `trouble` what the launch itself
+    knows of why no rank came up.
     """
+    if trouble is not None:
+        return _failure("crashed", trouble, None, folder)
     records = error_records(folder)
     if records and not _CONSEQUENCE.search(records[0]["message"]):
         first = records[0]

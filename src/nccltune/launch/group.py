@@ -43,6 +43,11 @@ class Processes(Protocol):
         """Whether what should have looked after the ranks died, which is no fault of theirs."""
         ...
 
+    @property
+    def trouble(self) -> str | None:
+        """Why no rank came up, where the launch itself knows."""
+        ...
+
     def running(self) -> bool:
         """Whether the launch goes on. Called often; does what a launch needs to go on."""
         ...
@@ -185,12 +190,13 @@ class RankGroup:
             self._ask_where()
             failure = diagnosis.silent(folder, watch.phase, watch.limit)
             self._end()
-            return watch.outcome(None, failure, host_lost=watch.phase == "host")
+            hosts = watch.phase == "host" and self._processes.trouble is None
+            return watch.outcome(None, failure, host_lost=hosts)
         lost, killed = self._await_report()
         codes, code = self._processes.exit_codes(), self._processes.exit_code()
         host_lost = self._processes.host_lost
         self._end()
-        failure = diagnosis.ended(folder, lost, codes, code, killed)
+        failure = diagnosis.ended(folder, lost, codes, code, killed, self._processes.trouble)
         return watch.outcome(None, failure, host_lost)
 
     def _await_report(self) -> tuple[list[int], list[int]]:

@@ -5,6 +5,7 @@ worker groups from it, one at a time (`nccltune.worker.host` is its own side).
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import shutil
 import time
@@ -24,6 +25,7 @@ from nccltune.nccl.site import SiteVariable
 _POLL_SECONDS = 0.02
 _START_SECONDS = 300.0  # importing torch from a cold network disk takes minutes
 _END_SECONDS = 15.0
+_TELLING = re.compile(r"error|fatal|cannot|no such|killed", re.IGNORECASE)
 
 
 class HostFailed(Exception):
@@ -104,14 +106,15 @@ class WarmHost:
         return self._connection.receive(seconds)
 
     def last_words(self) -> str:
-        """What it printed last, on one line; known after its end too."""
+        """The last of what it printed that tells something, on one line; known after its end."""
         if self._words is not None:
             return self._words
         try:
             lines = self._log.read_text(errors="replace").strip().splitlines()
         except OSError:
             lines = []
-        return " | ".join(line.strip() for line in lines[-3:])[-400:] or "it printed nothing"
+        telling = [line for line in lines if _TELLING.search(line)] or lines
+        return " | ".join(line.strip() for line in telling[-3:])[-400:] or "it printed nothing"
 
     def end(self) -> None:
         """End the host with every descendant. Can be called again."""
@@ -123,10 +126,14 @@ class WarmHost:
 
 
 class WarmProcesses:
-    """One worker group of a warm host."""
+    """One worker group of a warm host. `own` are variables of this launch that the host was started
+    with: it may be those that do not let it come up.
+    """
 
-    def __init__(self, host: WarmHost, order: Mapping[str, Any]) -> None:
-        self._host, self._order = host, order
+    def __init__(
+        self, host: WarmHost, order: Mapping[str, Any], own: Mapping[str, str] | None = None
+    ) -> None:
+        self._host, self._order, self._own = host, order, own or {}
         self._log = Path(order["log_dir"]) / "launcher.log"
         self._sent = False
         self._ended: dict[str, Any] | None = None
@@ -140,7 +147,19 @@ class WarmProcesses:
 
     @property
     def host_lost(self) -> bool:
-        return self._lost
+        return self._lost and not self._refused
+
+    @property
+    def _refused(self) -> bool:
+        """Whether Python did not start with the variables of this launch."""
+        return bool(self._own) and not self._host.ready
+
+    @property
+    def trouble(self) -> str | None:
+        if not self._refused:
+            return None
+        set_here = ", ".join(f"{name}={value}" for name, value in sorted(self._own.items()))
+        return f"Python does not start with {set_here}: {self._host.last_words()}"
 
     def running(self) -> bool:
         if self._ended is not None or self._lost:

@@ -80,6 +80,7 @@ class TorchrunProcesses:
 
     ready = True
     host_lost = False
+    trouble = None
 
     def __init__(self, plan: LaunchPlan, env: Mapping[str, str], log: Path, tag: str) -> None:
         self._log, self._tag = log, tag

@@ -7,13 +7,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from nccltune.launch.protocol import Group, Limits, Outcome, Progress
+from nccltune.launch.protocol import Failure, Group, Limits, Outcome, Progress
 from nccltune.machine.facts import available_memory
 from nccltune.machine.gpus import Gpu, free_memory
 
 _ROOM = 1.25  # times what the first group takes must be free for the second
+_FAILURES = 2  # in a row, before turns are given up: one can be somebody else's doing
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,39 @@ class NoTurns(Exception):
     """The two could not be alive at the same time; the text says why. No result is left of it."""
 
 
+class NoRoom(NoTurns):
+    """Memory does not hold two of them: trying again is of no use."""
+
+
 class _HostLost(NoTurns): ...
+
+
+@dataclass
+class Turns:
+    """Whether worker groups can take turns on this machine, as far as a run has seen."""
+
+    refused: str | None = None
+    """Why not, once that is settled."""
+    _failures: int = 0
+
+    def attempt(self, take: Callable[[], T]) -> T | None:
+        """What `take` gives; None where the groups cannot take turns now."""
+        if self.refused is not None:
+            return None
+        try:
+            taken = take()
+        except NoTurns as error:
+            self._failures += 1
+            if isinstance(error, NoRoom) or self._failures >= _FAILURES:
+                self.refused = str(error)
+            return None
+        self._failures = 0
+        return taken
+
+    def excuse(self) -> None:
+        """The last attempt failed by what was measured, which says nothing of the machine."""
+        self.refused = None
+        self._failures = max(0, self._failures - 1)
 
 
 def take_turns(
@@ -72,9 +107,15 @@ def _note(outcome: Outcome | None, place: int, outcomes: dict[int, Outcome]) -> 
     if outcome is None:
         return
     if outcome.failure is not None:
-        kind = _HostLost if outcome.host_lost else NoTurns
-        raise kind(f"{outcome.failure.kind.replace('_', ' ')}: {outcome.failure.message}")
+        raise _reason(outcome.failure, outcome.host_lost)
     outcomes[place] = outcome
+
+
+def _reason(failure: Failure, host_lost: bool) -> NoTurns:
+    told = f"{failure.kind.replace('_', ' ')}: {failure.message}"
+    if host_lost:
+        return _HostLost(told)
+    return NoRoom(told) if failure.kind == "out_of_memory" else NoTurns(told)
 
 
 def _free(gpus: Sequence[Gpu]) -> dict[str, int]:
@@ -84,13 +125,13 @@ def _free(gpus: Sequence[Gpu]) -> dict[str, int]:
 
 
 def _refuse_narrow(before: Mapping[str, int], now: Mapping[str, int]) -> None:
-    """Raises NoTurns where a second group like the first would not fit well. A group that only just
+    """Raises NoRoom where a second group like the first would not fit well. A group that only just
     fits may get slower kernels, so some room is wanted.
     """
     for name, free in now.items():
         taken = before.get(name, free) - free
         if free < _ROOM * taken:
-            raise NoTurns(
+            raise NoRoom(
                 f"the memory of {name} does not hold two worker groups: one takes "
                 f"{taken >> 20} MiB, {free >> 20} MiB are left"
             )

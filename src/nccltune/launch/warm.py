@@ -21,6 +21,7 @@ _LATE = (
     *("NCCL_", "TORCH_NCCL_", "TORCH_SYMM_MEM_", "NVSHMEM_", "GLOO_", "CUDA_", "CUBLAS_"),
     *("FI_", "OFI_", "UCX_", "NCCLTUNE_"),
 )
+_HOSTS = 2  # kept at most: what is compared may differ in what a host is started with
 
 
 def early_variables(
@@ -53,6 +54,8 @@ class WarmLauncher:
         settings = self.settings
         refuse_overrides(settings.site, process_env)
         early = early_variables(process_env, settings.base, settings.nproc_per_node)
+        plain = early_variables({}, settings.base, settings.nproc_per_node)
+        own = {name: value for name, value in early.items() if plain.get(name) != value}
         host = self._host(early)
         folder = GroupFolder(log_dir)
         late = {name: value for name, value in process_env.items() if name not in early}
@@ -65,7 +68,7 @@ class WarmLauncher:
             ),
         }
         return RankGroup(
-            WarmProcesses(host, order),
+            WarmProcesses(host, order, own),
             folder,
             gpus=settings.gpus,
             watch_memory=settings.watch_memory,
@@ -74,7 +77,8 @@ class WarmLauncher:
         )
 
     def _host(self, early: Mapping[str, str]) -> WarmHost:
-        """An idle host that was started with these variables: one that is there, or a new one.
+        """An idle host that was started with these variables: one that is there, or a new one, for
+        which the one that was not used for longest may have to go.
 
         Raises: StudyError when hosts do not come up any more.
         """
@@ -82,8 +86,11 @@ class WarmLauncher:
         idle = [host for host in self.hosts if not host.busy]
         for host in idle:
             if host.alive and host.early == early:
+                self.hosts.append(self.hosts.pop(self.hosts.index(host)))
                 return host
-        for host in idle:
+        living = [host for host in idle if host.alive]
+        too_many = max(0, len(living) + len(self.hosts) - len(idle) + 1 - _HOSTS)
+        for host in [*(host for host in idle if host not in living), *living[:too_many]]:
             host.end()
             self.hosts.remove(host)
             if host.early == plain:  # with others it may be the variables that do not work
