@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -18,8 +20,10 @@ from nccltune.launch.leftovers import (
     end_tagged,
     is_orphaned,
     is_running,
+    logs_folder,
     new_tag,
     tagged_processes,
+    temporary_folder,
 )
 
 
@@ -161,3 +165,23 @@ def test_what_was_started_elsewhere_is_somebody_elses(part: str) -> None:
 @pytest.mark.parametrize("text", ["", "x", "abc-1-2", "1.2.3", "1.2.3.4/", "....", "0.a.b.c.d/e"])
 def test_a_tag_that_is_none_of_ours_is_left_alone(text: str) -> None:
     assert not is_orphaned(text)
+
+
+def test_a_folder_of_logs_stays_after_a_failure_that_names_one_of_them() -> None:
+    with pytest.raises(StudyError), logs_folder() as kept:
+        (kept / "rank0.log").write_text("boom")
+        raise StudyError("see rank0.log")
+    end_leftovers()
+    assert (kept / "rank0.log").read_text() == "boom"
+    assert not (kept / "owner").exists()  # or the next run would take it for a killed one's
+    shutil.rmtree(kept)
+
+
+@pytest.mark.parametrize("error", [None, StudyError("before any log"), KeyboardInterrupt()])
+def test_else_folders_are_gone_at_the_end(error: BaseException | None) -> None:
+    for make in (temporary_folder, logs_folder):
+        with contextlib.suppress(StudyError, KeyboardInterrupt), make() as folder:
+            assert (folder / "owner").read_text()  # a run that is killed leaves it to the next
+            if error is not None:
+                raise error
+        assert not folder.exists()

@@ -8,7 +8,7 @@ import pytest
 from study_jobs import TASK, WITHOUT_LOADER, Asked, FormulaLauncher
 
 from nccltune.errors import StudyError, UsageError
-from nccltune.launch.protocol import Failure
+from nccltune.launch.protocol import Failure, FailureKind
 from nccltune.launch.stopping import StopFlag
 from nccltune.nccl.site import SiteVariable
 from nccltune.output.settings_file import JobSettings
@@ -51,7 +51,7 @@ def test_without_loader_workers_the_two_of_a_block_measure_in_turn(tmp_path: Pat
     found = made.run(A, B, 12)
     assert (found.word, found.launches) == ("FASTER", 6)
     assert found.ratio == pytest.approx(1.1)
-    assert all(row["turns"] for row in made.rows) and made.no_turns is None
+    assert all(row["turns"] for row in made.rows) and made.turns.refused is None
     assert launcher.asked_by_group == [1] * 12 and launcher.all_closed
     first, second = launcher.groups[:2]
     assert launcher.turns[:4] == [first, second, second, first]
@@ -67,16 +67,38 @@ def test_where_one_fails_beside_the_other_they_follow_one_another(tmp_path: Path
     made = comparison(launcher, tmp_path, WITHOUT_LOADER)
     assert made.run(A, B, 12).word == "FASTER"
     assert not any(row["turns"] for row in made.rows)
-    assert made.no_turns == "out of memory: CUDA out of memory"
+    assert made.turns.refused == "out of memory: CUDA out of memory"
     assert launcher.opened == 2 + 12 and launcher.all_closed
+
+
+@pytest.mark.parametrize(("crashes", "in_turn"), [((0,), 5), ((0, 2), 4), ((1, 2), 1)])
+def test_turns_are_given_up_when_two_blocks_in_a_row_fail(
+    tmp_path: Path, crashes: tuple[int, ...], in_turn: int
+) -> None:
+    """A rank that somebody else ended says nothing of the machine."""
+
+    def killed(asked: Asked) -> float | Failure:
+        beside = sum(not group.closed for group in launcher.groups) > 1
+        if beside and asked.message["data_seed"] in crashes:
+            return Failure("crashed", "rank 1 was ended by SIGKILL")
+        return speed(asked)
+
+    launcher = FormulaLauncher(killed)
+    made = comparison(launcher, tmp_path, WITHOUT_LOADER)
+    assert made.run(A, B, 6).word == "FASTER"
+    assert sum(row["turns"] for row in made.rows) == 2 * in_turn
+    given_up = "crashed: rank 1 was ended by SIGKILL" if in_turn == 1 else None
+    assert made.turns.refused == given_up and launcher.all_closed
 
 
 def test_a_disturbed_block_is_launched_once_more(tmp_path: Path) -> None:
     launcher, told = FormulaLauncher(speed), iter(["", "", "", "heat", "", ""])
     made = comparison(launcher, tmp_path)
     made.health = lambda: tuple(filter(None, [next(told, "")]))
+    again: list[tuple[int, str]] = []
+    made.again = lambda block, reason: again.append((block, reason))
     assert made.run(A, B, 6).word == "FASTER"
-    assert launcher.opened == 14 and made.disturbed == ["heat"]
+    assert launcher.opened == 14 and made.disturbed == ["heat"] and again == [(1, "heat")]
     assert [row["block"] for row in made.rows] == [n for n in range(6) for _ in range(2)]
     assert all(row["taints"] == [] for row in made.rows)
 
@@ -112,6 +134,28 @@ def test_a_side_that_fails_ends_it_and_is_named(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="b.yaml: a launch failed .crashed.: boom"):
         comparison(launcher, tmp_path).run(A, B, 12)
     assert launcher.all_closed
+
+
+@pytest.mark.parametrize(
+    ("kind", "fails_from", "side", "advice"),
+    [
+        ("crashed", 0, "b.yaml", "(a.env worked, so look at what b.yaml sets|without b.yaml)"),
+        ("crashed", 3, "b.yaml", "it worked before, so run the same command again"),
+        ("crashed", 0, "defaults", "the job itself does not work here: `nccltune doctor`"),
+        ("out_of_memory", 0, "b.yaml", "a smaller --batch-size"),
+    ],
+)
+def test_a_failure_says_what_to_do(
+    tmp_path: Path, kind: FailureKind, fails_from: int, side: str, advice: str
+) -> None:
+    def fails(asked: Asked) -> float | Failure:
+        mine = bool(asked.ddp) is (side == "b.yaml")
+        late = asked.message["data_seed"] >= fails_from
+        return Failure(kind, "boom", log="x/rank0.log") if mine and late else 100.0
+
+    sides = (A, B) if side == "b.yaml" else (JobSettings("defaults"), B)
+    with pytest.raises(StudyError, match=f"(?s)see x/rank0.log\n.*{advice}"):
+        comparison(FormulaLauncher(fails), tmp_path).run(*sides, 12)
 
 
 def test_what_the_site_holds_cannot_be_compared() -> None:

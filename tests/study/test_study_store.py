@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from study_jobs import definition, measurement, result, space_of
@@ -22,7 +23,7 @@ from nccltune.study.folder import (
     study_names,
     write_text,
 )
-from nccltune.study.records import Measurement, Trial
+from nccltune.study.records import Compared, Measurement, Trial
 from nccltune.study.store import Store, read_lines
 
 
@@ -124,6 +125,31 @@ def test_a_damaged_line_in_the_middle_names_file_and_line(paths: StudyPaths, dam
     assert "--new" in str(caught.value)
 
 
+PLACE = {
+    "comparison": "winner", "block": 0, "side": "candidate", "limit": 12, "of": "d1", "run": "r1"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"block": True}, {"block": -1}, {"block": 0.0}, {"limit": "12"}, {"limit": None}),
+        *({"turns": 1}, {"turns": "yes"}, {"side": "both"}, {"side": ""}, {"of": None}, {"x": 1}),
+    ],
+)
+def test_a_place_in_a_comparison_that_cannot_be_is_damage(
+    paths: StudyPaths, change: dict[str, Any]
+) -> None:
+    Store(paths).add(measurement(0))
+    line = json.loads(paths.measurements.read_text())
+    for place in (PLACE, {**PLACE, "side": "17", "turns": True}):
+        paths.measurements.write_text(json.dumps({**line, "compared": place}) + "\n")
+        assert Store(paths).measurements[0].compared == Compared(**place)
+    paths.measurements.write_text(json.dumps({**line, "compared": {**PLACE, **change}}) + "\n")
+    with pytest.raises(StudyError, match="line 1 is "):
+        Store(paths)
+
+
 def test_a_measurement_without_its_trial_line_is_finished(paths: StudyPaths) -> None:
     store = Store(paths)
     store.add(measurement(0))
@@ -182,6 +208,7 @@ def test_measurements_that_belong_to_no_trial_make_none(paths: StudyPaths) -> No
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
+from typing import Any
 sys.path.insert(0, {tests!r})
 from study_jobs import measurement
 from nccltune.errors import StudyError

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from nccltune.cli.speaking import say
 from nccltune.cli.starting import cache_folder, end_old, started, tell_setting
 from nccltune.cli.studying import settings_for
 from nccltune.errors import UsageError
+from nccltune.launch.leftovers import logs_folder
 from nccltune.machine.health import Watch
 from nccltune.output import verdicts, words
 from nccltune.output.settings_file import JobSettings, read_settings
@@ -27,32 +25,29 @@ def run_compare(options: SearchOptions, a: str, b: str, limit: int, *, as_json: 
         raise UsageError("--launches must be 6 to 12: without launches nothing is compared")
     one, other = read_settings(a), read_settings(b)
     end_old()
-    logs = Path(tempfile.mkdtemp(prefix="nccltune-compare-"))
-    try:
-        with started(options, cache_folder()) as start:
-            found = start.found
-            tell_setting(found)
-            _refuse(found, one, other)
-            say(f"comparing {b} with {a}: {verdicts.how_many(limit)} of each, in turn")
-            comparison = Comparison(
-                task=found.task,
-                launcher=start.launcher,
-                settings=settings_for(options.measure_seconds),
-                site=found.site,
-                gpus=found.gpus,
-                logs=logs,
-                told=_tell,
-                stop=start.stop,
-                health=Watch(found.gpus, allow_busy=options.allow_busy),
-            )
-            verdict = comparison.run(one, other, limit)
-            warnings = list(dict.fromkeys(start.launcher.warnings))
-            if comparison.disturbed:
-                warnings.append(verdicts.repeated(comparison.disturbed, "block"))
-            if comparison.no_turns is not None:
-                warnings.append(verdicts.one_by_one(comparison.no_turns))
-    finally:
-        shutil.rmtree(logs, ignore_errors=True)
+    with logs_folder() as logs, started(options, cache_folder()) as start:
+        found = start.found
+        tell_setting(found)
+        _refuse(found, one, other)
+        say(f"comparing {b} with {a}: {verdicts.how_many(limit)} of each, in turn")
+        comparison = Comparison(
+            task=found.task,
+            launcher=start.launcher,
+            settings=settings_for(options.measure_seconds),
+            site=found.site,
+            gpus=found.gpus,
+            logs=logs,
+            told=_tell,
+            again=_tell_again,
+            stop=start.stop,
+            health=Watch(found.gpus, allow_busy=options.allow_busy),
+        )
+        verdict = comparison.run(one, other, limit)
+        warnings = list(dict.fromkeys(start.launcher.warnings))
+        if comparison.disturbed:
+            warnings.append(verdicts.repeated(comparison.disturbed, "block"))
+        if comparison.turns.refused is not None:
+            warnings.append(verdicts.one_by_one(comparison.turns.refused))
     for text in warnings:
         say(f"note: {text}")
     print_result(one, other, verdict, comparison.rows, found, as_json=as_json)
@@ -75,6 +70,10 @@ def _refuse(found: Survey, one: JobSettings, other: JobSettings) -> None:
 
 def _tell(block: int, side: JobSettings, speed: float) -> None:
     say(f"launch {block + 1}  {words.samples(speed):>7} samples/s  {side.name}")
+
+
+def _tell_again(block: int, reason: str) -> None:
+    say(f"launch {block + 1} again: {reason}")
 
 
 def print_result(

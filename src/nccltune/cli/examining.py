@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shlex
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ from rich.text import Text
 from nccltune.cli import tables
 from nccltune.cli.speaking import say
 from nccltune.cli.starting import cache_folder, end_old, started, tell_setting
-from nccltune.errors import StudyError
+from nccltune.launch.leftovers import logs_folder
 from nccltune.launch.protocol import Launcher
 from nccltune.output import words
 from nccltune.output.diagnosis import findings, paragraph
@@ -35,7 +32,7 @@ def run_doctor(options: SearchOptions, *, as_json: bool) -> int:
     """Returns the exit code. Raises NccltuneError for everything that goes wrong."""
     cache = cache_folder()
     end_old()
-    with _logs() as logs, started(options, cache) as start:
+    with logs_folder() as logs, started(options, cache) as start:
         found, launcher = start.found, start.launcher
         tell_setting(found)
         if not options.allow_busy:
@@ -52,20 +49,6 @@ def run_doctor(options: SearchOptions, *, as_json: bool) -> int:
     else:
         _print_result(found, probe, diagnosis, search)
     return 0
-
-
-@contextlib.contextmanager
-def _logs() -> Iterator[Path]:
-    """A folder for the logs of the ranks. It stays where they failed: the message names it."""
-    folder = Path(tempfile.mkdtemp(prefix="nccltune-doctor-"))
-    try:
-        yield folder
-    except StudyError:
-        raise
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _probe(found: Survey, launcher: Launcher, logs: Path, cache: Path) -> Probe:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from nccltune.errors import StudyError
 from nccltune.launch.ask import JobPython
 from nccltune.launch.emulation import emulating
 from nccltune.launch.host import HostFailed, WarmHost
-from nccltune.launch.leftovers import end_leftovers, own_folder
+from nccltune.launch.leftovers import end_leftovers, temporary_folder
 from nccltune.launch.plan import LaunchSettings
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.torchrun import TorchrunLauncher
@@ -66,7 +65,8 @@ def started(
     stop, environ = StopFlag(), emulating(os.environ, options.emulate_hosts)
     python = find_python(options.python)
     data_source(options.data)
-    with stop.installed(), _worker_files() as worker_path, contextlib.ExitStack() as stack:
+    with stop.installed(), temporary_folder() as folder, contextlib.ExitStack() as stack:
+        worker_path = place_worker(folder)
         host = None
         if options.launcher != "torchrun" and not dry_run:
             say(f"asking {python} for its torch, its GPUs and the job (seconds)")
@@ -125,15 +125,6 @@ def launch_settings(found: Survey, worker_path: Path, environ: Mapping[str, str]
         gpus=found.gpus,
         watch_memory=not found.options.allow_busy,
     )
-
-
-@contextlib.contextmanager
-def _worker_files() -> Iterator[Path]:
-    folder = own_folder()
-    try:
-        yield place_worker(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def tell_setting(found: Survey) -> None:

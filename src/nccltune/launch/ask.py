@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, NoReturn
 
 from nccltune.errors import StudyError, UsageError
 from nccltune.launch.host import WarmHost, ask_host
+from nccltune.launch.leftovers import temporary_folder
 from nccltune.launch.plan import python_variables
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.supervised import Supervised
@@ -39,8 +39,7 @@ class JobPython:
             StudyError: no answer (crash or time limit).
             Interrupted: the user asked to stop meanwhile.
         """
-        with tempfile.TemporaryDirectory(prefix="nccltune-ask-") as name:
-            folder = Path(name)
+        with temporary_folder() as folder:
             question, answer = folder / "request.json", folder / "answer.json"
             question.write_text(json.dumps(request))
             if self.host is None:

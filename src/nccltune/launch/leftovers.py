@@ -110,6 +110,33 @@ def end_leftovers() -> int:
     return met
 
 
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder of our own that is gone at the end; after a kill the next run removes it."""
+    folder = own_folder()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def logs_folder() -> Iterator[Path]:
+    """The same for logs of ranks. After a StudyError, whose message names a log, it stays."""
+    folder = own_folder()
+    try:
+        yield folder
+    except StudyError:
+        (folder / _OWNER_FILE).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # without a log it is of no use
+        raise
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def own_folder(*, short: bool = False) -> Path:
     """A new temporary folder that says whose it is. `short`: sockets will be made in it, whose
     paths have 107 characters at most.

@@ -12,10 +12,10 @@ from nccltune.errors import StudyError, UsageError
 from nccltune.launch.alone import ask_twice_if_lost
 from nccltune.launch.protocol import Failure, Launcher, Outcome
 from nccltune.launch.stopping import StopFlag
-from nccltune.launch.turns import NoTurns, Side, take_turns
+from nccltune.launch.turns import Side, Turns, take_turns
 from nccltune.machine.gpus import Gpu
 from nccltune.nccl.site import SiteVariable
-from nccltune.output.settings_file import JobSettings
+from nccltune.output.settings_file import DEFAULTS, JobSettings
 from nccltune.stats.verdict import Block, Verdict, baseline_first, settle
 from nccltune.study.definition import Task
 from nccltune.study.effective import Effective, loader_arguments, loads_beside, request_for
@@ -24,6 +24,8 @@ from nccltune.worker.spec import Settings
 
 Told = Callable[[int, JobSettings, float], None]
 """Called with the block, the side and its samples/s."""
+Again = Callable[[int, str], None]
+"""Called with a block that is launched once more, and what disturbed it."""
 
 
 @dataclass
@@ -41,10 +43,10 @@ class Comparison:
     told: Told
     stop: StopFlag
     rows: list[dict[str, Any]] = field(default_factory=list)
-    no_turns: str | None = None
-    """Why two worker groups cannot be alive at the same time here, once that was seen."""
+    turns: Turns = field(default_factory=Turns)
     health: Callable[[], tuple[str, ...]] | None = None
     """Called before a block and after it: what disturbed the machine since the call before."""
+    again: Again = lambda _block, _reason: None
     disturbed: list[str] = field(default_factory=list)
     """What disturbed blocks; each was launched once more, as long as that was of use."""
 
@@ -69,6 +71,7 @@ class Comparison:
         if found and len(self.disturbed) < REPEATS:
             self.disturbed.append(found[0])
             del self.rows[done:]
+            self.again(block, found[0])
             speeds, found = self._watched(block, sides)
         for row in self.rows[done:]:
             row["taints"] = list(found)
@@ -94,7 +97,7 @@ class Comparison:
     def _in_turn(self, block: int, sides: Sequence[JobSettings]) -> tuple[Outcome, Outcome] | None:
         """None where the two cannot take turns."""
         given = [effective_of(side, self.task, self.site) for side in sides]
-        if self.no_turns is not None or any(map(loads_beside, given)):
+        if any(map(loads_beside, given)):
             return None
         several = [
             Side(
@@ -103,11 +106,7 @@ class Comparison:
             )
             for place, each in enumerate(given)
         ]
-        try:
-            return take_turns(several, self.gpus)
-        except NoTurns as error:
-            self.no_turns = str(error)
-            return None
+        return self.turns.attempt(lambda: take_turns(several, self.gpus))
 
     def _alone(self, block: int, place: int, side: JobSettings) -> float:
         self.stop.check()
@@ -128,7 +127,8 @@ class Comparison:
         self, block: int, side: JobSettings, outcome: Outcome, *, turns: bool = False
     ) -> float:
         if outcome.failure is not None or outcome.result is None:
-            raise StudyError(_failed(side, outcome.failure))
+            worked = sorted({row["side"] for row in self.rows})
+            raise StudyError(_failed(side, outcome.failure, worked))
         speed = float(outcome.result["samples_per_second"])
         self.rows.append(
             {
@@ -171,7 +171,21 @@ def effective_of(side: JobSettings, task: Task, site: Mapping[str, SiteVariable]
     )
 
 
-def _failed(side: JobSettings, failure: Failure | None) -> str:
+def _failed(side: JobSettings, failure: Failure | None, worked: Sequence[str]) -> str:
     if failure is None:
         return f"{side.name}: gave no result"
-    return f"{side.name}: a launch failed ({failure.kind}): {failure.message}\n{failure.excerpt}"
+    told = f"{side.name}: a launch failed ({failure.kind}): {failure.message}\n{failure.excerpt}"
+    return f"{told}\nsee {failure.log}\n{_advice(side, failure, worked)}"
+
+
+def _advice(side: JobSettings, failure: Failure, worked: Sequence[str]) -> str:
+    """What to do; `worked` are the sides of which launches worked before."""
+    if failure.kind == "out_of_memory":
+        return "a smaller --batch-size takes less memory"
+    if side.name in worked:
+        return "it worked before, so run the same command again: nothing is kept of this one"
+    if side.name == DEFAULTS:
+        return "the job itself does not work here: `nccltune doctor`, same options, says more"
+    if worked:
+        return f"{worked[0]} worked, so look at what {side.name} sets"
+    return f"to see whether the job works without {side.name}: `nccltune doctor`, same options"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import tempfile
 from pathlib import Path
 
 from nccltune.errors import StudyError
+from nccltune.launch.leftovers import temporary_folder
 from nccltune.output.best import Best, read_best
 from nccltune.output.env_file import env_file
 from nccltune.study.effective import Effective
@@ -18,13 +18,16 @@ _SECONDS = 60.0
 def through_files(given: Effective) -> Effective:
     """What ranks are given when they are started with the files of these settings.
 
-    Raises: StudyError when a shell cannot source the file.
+    Raises: StudyError when the files cannot be written, or a shell cannot source one.
     """
-    with tempfile.TemporaryDirectory(prefix="nccltune-files-") as name:
-        env, best = Path(name) / "best.env", Path(name) / "best.yaml"
-        env.write_text(env_file(given.env, []))
-        best.write_text(_best(given).to_yaml())
-        loaded, variables = read_best(best), sourced(env)
+    try:
+        with temporary_folder() as folder:
+            env, best = folder / "best.env", folder / "best.yaml"
+            env.write_text(env_file(given.env, []))
+            best.write_text(_best(given).to_yaml())
+            loaded, variables = read_best(best), sourced(env)
+    except OSError as error:  # a full disk, say
+        raise StudyError(f"the files could not be tried: {error}") from error
     return Effective(
         process_env=variables,
         communicator_env={},

@@ -11,6 +11,7 @@ Value = None | bool | int | float | str
 Purpose = Literal["search", "noise", "confirm", "diagnose"]
 State = Literal["complete", "pruned", "failed"]
 Stage = Literal["search", "batch"]
+_SIDES = ("baseline", "candidate")
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,13 @@ def _check(found: Mapping[str, Any]) -> None:
 
 def _check_place(place: Compared) -> None:
     texts = (place.comparison, place.side, place.of, place.run)
-    if not all(isinstance(text, str) for text in texts) or not isinstance(place.block, int):
+    counts = (place.block, place.limit)
+    if not all(isinstance(text, str) for text in texts) or not isinstance(place.turns, bool):
         raise TypeError("compared")
+    if not all(type(count) is int for count in counts):  # True is an int too
+        raise TypeError("compared")
+    if min(counts) < 0 or not (place.side in _SIDES or place.side.isdecimal()):
+        raise ValueError("compared")
 
 
 def _check_speed(value: Any) -> None:
