@@ -34,8 +34,6 @@ class Launch:
     limit: int
     of: str
     """A digest of all that is compared."""
-    alone: bool = True
-    """In a worker group that measures nothing else."""
 
 
 Speeds = Callable[[Sequence[Launch]], "list[float] | None"]
@@ -58,7 +56,7 @@ class DropTest:
 
     def __call__(self, number: int) -> Block | None:
         self.over = number == _DROP_BLOCKS and max(self.gains) < 1 + self.threshold
-        found = None if self.over else self.block(FEWEST, number, together=True)
+        found = None if self.over else self.block(FEWEST, number)
         if found is not None:
             self.gains.append(found[1] / found[0])
         return found

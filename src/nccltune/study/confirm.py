@@ -240,6 +240,8 @@ class Confirmation:
         reduced = canonical({**current, **reset}, self.space)
         if violation(reduced, self.space) is not None or not changes(reduced, current):
             return current
+        if not changes(reduced, self.space.baseline):
+            return current  # the last one: the confirmation of what is left says what it carries
         test = DropTest(
             partial(self._block, f"without {name}", reduced, current, winner.number, "search"),
             noise_threshold([self.noise]),
@@ -273,23 +275,16 @@ class Confirmation:
         stage: Stage,
         limit: int,
         block: int,
-        *,
-        together: bool = False,
     ) -> Block | None:
-        """One launch of each side, in random order. `together`: in one worker group where the
-        process environment is the same, so that only what is compared differs.
-        """
+        """One launch of each side, in random order."""
         of = _digest(baseline, candidate)
         sides = [("baseline", baseline), ("candidate", candidate)]
         if not baseline_first(f"{self.seed} {name} {of}", block):
             sides.reverse()
         launches = []
-        for place, (side, configuration) in enumerate(sides):
-            number = 0 if side == "baseline" and not together else trial
-            alone = not together or place == 0
-            launches.append(
-                Launch(name, block, side, configuration, stage, number, limit, of, alone)
-            )
+        for side, configuration in sides:
+            number = 0 if configuration == self.baseline else trial
+            launches.append(Launch(name, block, side, configuration, stage, number, limit, of))
         found = self.speeds(launches)
         if found is None:
             return None

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from nccltune.errors import NccltuneError, StudyError
 from nccltune.launch.protocol import Launcher
 from nccltune.launch.stopping import StopFlag
-from nccltune.launch.turns import NoTurns
+from nccltune.launch.turns import Turns
 from nccltune.space import ResolvedSpace
 from nccltune.stats.noise import launch_spread, window_spread, windows_needed
 from nccltune.stats.verdict import FEWEST
@@ -51,8 +51,7 @@ class Launches:
     stop: StopFlag
     plain: Measurer
     """By plain torchrun commands."""
-    no_turns: str | None = None
-    """Why two worker groups cannot be alive at the same time here, once that was seen."""
+    turns: Turns = field(default_factory=Turns)
     run: str = field(default_factory=lambda: secrets.token_hex(4))
 
     def __call__(self, launches: Sequence[Launch]) -> list[float] | None:
@@ -74,14 +73,16 @@ class Launches:
             subjects = [self._subject(launch) for launch in launches]
         except NccltuneError:  # no shell, say: nothing is known of the files
             return None
-        before, began = self.no_turns, time.monotonic()
-        in_turn = self._in_turn(measurer, launches, subjects)
+        began = time.monotonic()
+        tried = len(subjects) == 2 and measurer.can_take_turns(*subjects)
+        in_turn = self._in_turn(measurer, launches, subjects) if tried else None
         if in_turn is not None:
             return in_turn
         try:
             return self._one_by_one(measurer, launches, subjects, time.monotonic() - began)
         except CandidateFailed:
-            self.no_turns = before  # it was the candidate's own fault
+            if tried:
+                self.turns.excuse()
             raise
 
     def _subject(self, launch: Launch) -> Subject:
@@ -97,7 +98,7 @@ class Launches:
             origin=launch.comparison,
             trial=launch.trial,
             purpose="confirm",
-            fresh=launch.alone,
+            fresh=True,
             compared=place,
             given=given,
         )
@@ -106,14 +107,9 @@ class Launches:
         self, measurer: Measurer, launches: Sequence[Launch], subjects: Sequence[Subject]
     ) -> list[float] | None:
         """None where the two cannot take turns."""
-        possible = len(subjects) == 2 and measurer.can_take_turns(*subjects)
-        if self.no_turns is not None or not possible:
-            return None
         one, other = map(_taking_turns, subjects)
-        try:
-            pair = measurer.take_turns(one, other, self.listener.progress)
-        except NoTurns as error:
-            self.no_turns = str(error)
+        pair = self.turns.attempt(lambda: measurer.take_turns(one, other, self.listener.progress))
+        if pair is None:
             return None
         for launch, measurement in zip(launches, pair, strict=True):
             self.store.add_extra(measurement)
@@ -213,7 +209,7 @@ def confirm_results(
         larger = larger_winner(store.trials)
         if larger is not None:
             confirmation.larger_batch(own, larger)
-    return launches.no_turns
+    return launches.turns.refused
 
 
 def with_long_windows(measurer: Measurer, noise: Sequence[Measurement]) -> Measurer:

@@ -104,12 +104,8 @@ class Measurer:
         return replace(record, taints=found), outcome
 
     def can_take_turns(self, first: Subject, second: Subject) -> bool:
-        """Whether the two may be measured in turn, in worker groups that are alive together. Not
-        where both are to be measured in one group.
-        """
-        one, other = self._given(first), self._given(second)
-        apart = second.fresh or one.process_env != other.process_env
-        return apart and not (loads_beside(one) or loads_beside(other))
+        """Whether the two may be measured in turn, in worker groups that are alive together."""
+        return not any(loads_beside(self._given(subject)) for subject in (first, second))
 
     def take_turns(
         self, first: Subject, second: Subject, progress: Progress
