@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +17,7 @@ from nccltune.space import Facts, ResolvedSpace, Selection, Space, resolve
 from nccltune.study.blocks import Launch
 from nccltune.study.budget import Budget
 from nccltune.study.definition import Definition, Task
+from nccltune.study.effects import inert
 from nccltune.study.folder import StudyPaths, locked
 from nccltune.study.measuring import Measurer
 from nccltune.study.planner import Memory, Planner, stage_parameters
@@ -233,9 +234,20 @@ class FormulaGroup:
             self.launcher.hosts_lost -= lost
             return Outcome(None, answer, self.launcher.seconds, host_lost=lost)
         self.alive = True
+        self._log(env)
         cut = (message["settings"]["cut_below"] or 0) * 0.5 > answer
         found = {**result(answer, cut=cut), "held_memory_bytes": self.launcher.held(asked)}
         return Outcome(found, None, self.launcher.seconds, (90.0, 80.0))
+
+    def _log(self, env: Mapping[str, str]) -> None:
+        """As NCCL does, in a file of the launch."""
+        if self.launcher.reads is None:
+            return
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        with (self.log_dir / "nccl.1.log").open("a") as log:
+            log.write("host:1:1 [0] NCCL INFO NCCL version 2.28.9+cuda13.0\n")
+            for name in self.launcher.reads & env.keys():
+                log.write(f"host:1:1 [0] NCCL INFO {name} set by environment to {env[name]}\n")
 
     def close(self) -> None:
         assert not self.closed, "closed twice"
@@ -258,6 +270,8 @@ class FormulaLauncher:
     """So many failures are the launcher's own."""
     turns: list[FormulaGroup] = field(default_factory=list)
     """Whose turn it was."""
+    reads: frozenset[str] | None = None
+    """The variables that NCCL comes to read; None: there is no log of NCCL."""
 
     def close(self) -> None:
         assert self.all_closed
@@ -327,9 +341,10 @@ def planner_of(
     trials: list[Trial],
     seed: int = 0,
     memory: Memory = UNLIMITED,
+    inert: Callable[[], Collection[str]] = tuple,
 ) -> Planner:
     proposer = Proposer(paths.journal, stage_parameters(space), trials, seed)
-    return Planner(space, proposer, TASK.batch_size, memory)
+    return Planner(space, proposer, TASK.batch_size, memory, inert)
 
 
 def search_in(
@@ -361,7 +376,10 @@ def search_in(
     return Search(
         store=store,
         planner=planner
-        or planner_of(paths, space, store.trials, seed, Memory(None, store.peak_memory)),
+        or planner_of(
+            *(paths, space, store.trials, seed, Memory(None, store.peak_memory)),
+            lambda: inert(store.measurements),
+        ),
         measurer=measurer,
         budget=Budget(trials, seconds),
         reporter=listener or Listener(),
@@ -370,13 +388,14 @@ def search_in(
 
 
 def run_study(
-    folder: Path, speed: Speed, space: ResolvedSpace, trials: int, seed: int = 0
-) -> StudyPaths:
+    folder: Path, speed: Speed, space: ResolvedSpace, trials: int, seed: int = 0,
+    launcher: FormulaLauncher | None = None,
+) -> StudyPaths:  # fmt: skip
     """A whole recorded study in `folder`."""
     paths = StudyPaths(folder)
     with locked(paths):
         definition(space, seed=seed).write(paths)
-        search_in(paths, FormulaLauncher(speed), space, trials, seed=seed).run()
+        search_in(paths, launcher or FormulaLauncher(speed), space, trials, seed=seed).run()
     return paths
 
 

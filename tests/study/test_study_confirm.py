@@ -62,10 +62,10 @@ def confirmed(
     folder: Path, gain: Gain, trials: int = 8, limit: int = 12, space: ResolvedSpace | None = None,
     spread: float = 0.005, seconds: float | None = None, stop: StopFlag | None = None,
     seed: int = 1, confirm: bool = True, task: Task = TASK,
-    plain: FormulaLauncher | None = None,
+    plain: FormulaLauncher | None = None, reads: frozenset[str] | None = None,
 ) -> tuple[Summary, FormulaLauncher, Listener]:  # fmt: skip
     paths, space = StudyPaths(folder), space or space_of(presets=PRESETS, only=WIDE)
-    launcher, listener = FormulaLauncher(noisy(gain, spread, seed)), Listener()
+    launcher, listener = FormulaLauncher(noisy(gain, spread, seed), reads=reads), Listener()
     with locked(paths):
         found = definition(space, task=task)
         if not paths.definition.exists():

@@ -27,6 +27,7 @@ from nccltune.study.budget import Budget
 from nccltune.study.confirming import confirm_results
 from nccltune.study.definition import Definition, command_line, refuse_changes
 from nccltune.study.diagnosing import diagnose, diagnosis_in, left_out, record
+from nccltune.study.effects import inert
 from nccltune.study.folder import StudyPaths, has_records, read_definition
 from nccltune.study.measuring import Measurer
 from nccltune.study.planner import Memory, Planner, stage_parameters
@@ -121,7 +122,9 @@ def _measure(
         store.paths.journal, stage_parameters(space), store.trials, found.options.seed
     )
     memory = Memory(min(found.machine.gpu_memory_bytes, default=None), store.peak_memory)
-    planner = Planner(space, proposer, found.task.batch_size, memory)
+    planner = Planner(
+        space, proposer, found.task.batch_size, memory, lambda: inert(store.measurements)
+    )
     limit = found.options.confirm_launches
     measurer = Measurer(
         store=store,

@@ -23,6 +23,7 @@ from nccltune.study.outcomes import (
     larger_line,
     larger_outcome,
     own_outcome,
+    settings_without_effect,
     tainted,
     verdict_line,
 )
@@ -158,6 +159,9 @@ def _what_pays(summary: Summary) -> list[str]:
             lines.append(f"  {verdicts.share(name, found)}")
         for name, found in own.dropped.items():
             lines.append(f"  dropped, not shown to pay: {verdicts.share(name, found)}")
+    if silent := settings_without_effect(summary):
+        lines.append(f"  {verdicts.no_effect(silent)}")
+    if own is not None and own.faster:
         lines.append(f"  {verdicts.through_files(own.files)}")
     if own is not None and own.verdict is not None and (taint := tainted(summary, larger=False)):
         lines.append(f"  {taint}")

@@ -74,6 +74,11 @@ def share(name: str, verdict: Verdict) -> str:
     return f"{name} carries {100 * (verdict.ratio - 1):+.1f}%{resting}"
 
 
+def no_effect(names: Sequence[str]) -> str:
+    """Variables of the winner that NCCL never came to read."""
+    return f"had no effect here, left out: {' '.join(names)} (NCCL never read them in that trial)"
+
+
 def through_files(files: tuple[float, float] | None) -> str:
     """What plain torchrun launches did without the files and with them, samples/s."""
     if files is None:

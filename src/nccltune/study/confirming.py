@@ -20,6 +20,7 @@ from nccltune.stats.verdict import FEWEST
 from nccltune.study.blocks import FILES, CandidateFailed, Launch, recorded
 from nccltune.study.budget import Budget
 from nccltune.study.confirm import FINALISTS, ROUNDS, Confirmation
+from nccltune.study.effects import acting
 from nccltune.study.files_check import through_files
 from nccltune.study.live_group import Subject
 from nccltune.study.measuring import Measurer
@@ -204,9 +205,10 @@ def confirm_results(
             stack.callback(measurer.disturbed.extend, each.disturbed)
             stack.callback(each.close)
         launches = Launches(store, long, budget, listener, stop, commands)
-        confirmation = Confirmation(space, store.trials, noise, limit, launches, seed)
+        trials = acting(store.trials, store.measurements, space)
+        confirmation = Confirmation(space, trials, noise, limit, launches, seed)
         own = confirmation.own_batch()
-        larger = larger_winner(store.trials)
+        larger = larger_winner(trials)
         if larger is not None:
             confirmation.larger_batch(own, larger)
     return launches.turns.refused

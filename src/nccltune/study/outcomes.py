@@ -68,8 +68,17 @@ def verdict_dict(summary: Summary, outcome: Outcome) -> dict[str, Any] | None:
         "of": changes(answer.configuration, summary.space.baseline),
         "carries": {name: v.to_dict() for name, v in answer.shares.items()},
         "dropped": {name: v.to_dict() for name, v in answer.dropped.items()},
+        "without_effect": summary.without_effect(summary.measurement(outcome.trial)),
         "files": answer.files and {"without": answer.files[0], "with": answer.files[1]},
     }
+
+
+def settings_without_effect(summary: Summary) -> list[str]:
+    """Variables of the winning trial that did nothing in its launch, so that they are left out."""
+    own = summary.own
+    if own is None or own.trial is None:
+        return []
+    return summary.without_effect(summary.measurement(_trial(summary, own)))
 
 
 def verdict_line(summary: Summary) -> str:

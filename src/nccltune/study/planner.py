@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from nccltune.space import Parameter, ResolvedSpace, Value, canonical, changes, key, violation
 from nccltune.study.budget import Budget
+from nccltune.study.effects import left_unset
 from nccltune.study.proposals import Proposal, Proposer
 from nccltune.study.records import Stage, Trial, best_of
 
@@ -41,8 +42,17 @@ class Planner:
     """
 
     def __init__(
-        self, space: ResolvedSpace, proposer: Proposer, batch_size: int, memory: Memory
+        self,
+        space: ResolvedSpace,
+        proposer: Proposer,
+        batch_size: int,
+        memory: Memory,
+        inert: Callable[[], Collection[str]] = tuple,
     ) -> None:
+        """`inert`: variables that had no effect wherever they were set so far. Configurations that
+        differ in these alone are one.
+        """
+        self._inert = inert
         self._space, self._proposer, self._batch_size = space, proposer, batch_size
         self._memory = memory
         self._larger = larger_batches(space, batch_size)
@@ -83,12 +93,15 @@ class Planner:
     # The stage at the user's own batch size.
 
     def _search(self, trials: Sequence[Trial]) -> Next | None:
-        known = {key(t.parameters) for t in trials}
+        known = {self._effect(t.parameters) for t in trials}
         for preset in self._space.presets:
             configuration = self._complete(preset.values)
             if self._left_out & changes(configuration, self._space.baseline).keys():
                 continue
-            if key(configuration) not in known and violation(configuration, self._space) is None:
+            if (
+                self._effect(configuration) not in known
+                and violation(configuration, self._space) is None
+            ):
                 return Next(configuration, "search", f"preset {preset.name}")
         return self._sampled("search", {}, trials, None)
 
@@ -100,6 +113,7 @@ class Planner:
         batches: frozenset[int] | None,
     ) -> Next | None:
         """The cheapest of the sampler's next few proposals; the oldest, where none is cheap."""
+        self._drop_known(stage, trials)
         waiting = self._waiting[stage]
         while stage not in self._used_up and not any(self._cheap(n.configuration) for n in waiting):
             if len(waiting) >= _LOOKAHEAD:
@@ -125,12 +139,12 @@ class Planner:
         """The sampler's next proposal that is legal and new, with one of these batch sizes. What is
         not is told at once and costs nothing.
         """
-        measured = {key(t.parameters): t.value for t in trials if t.stage == stage}
-        waiting = {key(n.configuration) for n in self._waiting[stage]}
+        measured = self._measured(stage, trials)
+        waiting = {self._effect(n.configuration) for n in self._waiting[stage]}
         for _ in range(_ATTEMPTS):
             proposal = self._proposer.ask(stage)
             configuration = self._complete({**held, **proposal.values})
-            name = key(configuration)
+            name = self._effect(configuration)
             fits = batches is None or configuration.get("batch_size") in batches
             if not fits or violation(configuration, self._space) is not None:
                 self._proposer.reject(proposal, None)
@@ -149,6 +163,28 @@ class Planner:
                 if following.proposal is not None:
                     self._proposer.withdraw(following.proposal)
             waiting.clear()
+
+    def _drop_known(self, stage: Stage, trials: Sequence[Trial]) -> None:
+        """Reject what waits and is like something measured since: a variable turned out to have no
+        effect here.
+        """
+        measured, kept = self._measured(stage, trials), dict[str, Next]()
+        for following in self._waiting[stage]:
+            name = self._effect(following.configuration)
+            if name not in measured and name not in kept:
+                kept[name] = following
+            elif following.proposal is not None and name in measured:
+                self._proposer.reject(following.proposal, measured[name])
+            elif following.proposal is not None:
+                self._proposer.withdraw(following.proposal)
+        self._waiting[stage] = list(kept.values())
+
+    def _measured(self, stage: Stage, trials: Sequence[Trial]) -> dict[str, float | None]:
+        return {self._effect(t.parameters): t.value for t in trials if t.stage == stage}
+
+    def _effect(self, configuration: Mapping[str, Value]) -> str:
+        """Equal for configurations with the same effect."""
+        return key(left_unset(configuration, self._inert(), self._space))
 
     def _complete(self, values: Mapping[str, Value]) -> dict[str, Value]:
         return canonical(values, self._space)

@@ -11,6 +11,7 @@ from nccltune.output.best import Best
 from nccltune.output.env_file import env_file
 from nccltune.study.folder import StudyPaths, study_names, write_text
 from nccltune.study.outcomes import Outcome, larger_outcome, own_outcome, verdict_dict
+from nccltune.study.records import Measurement
 from nccltune.study.summary import Summary
 
 
@@ -52,7 +53,7 @@ def _best(summary: Summary, outcome: Outcome) -> Best:
     given, baseline = measurement.effective, summary.baseline
     assert baseline is not None
     return Best(
-        env=given["env"],
+        env=_with_effect(summary, measurement),
         ddp=given["ddp"],
         loader=given["loader"],
         batch_size=given["batch_size"],
@@ -74,6 +75,12 @@ def _best(summary: Summary, outcome: Outcome) -> Best:
     )
 
 
+def _with_effect(summary: Summary, measurement: Measurement) -> dict[str, str]:
+    """The variables of a measurement, without searched ones that NCCL never came to read."""
+    silent = summary.without_effect(measurement)
+    return {n: v for n, v in measurement.effective["env"].items() if n not in silent}
+
+
 def _nccl_version(summary: Summary) -> str | None:
     probe = summary.definition.get("probe") or {}
     version = probe.get("version")
@@ -93,7 +100,7 @@ def _header(summary: Summary, own: Outcome) -> list[str]:
         f"NCCL {_nccl_version(summary) or 'none'}; torch {machine['torch']}",
         f"verdict: {own.line}",
     ]
-    if not summary.given_to(own.configuration).effective["env"]:
+    if not _with_effect(summary, summary.given_to(own.configuration)):
         lines.append("no variable to set: keep NCCL's defaults")
         if own.trial.number:
             lines.append("what this trial changed is in best.yaml, for nccltune.load")

@@ -13,6 +13,7 @@ from nccltune.space import ResolvedSpace, Value, changes, key
 from nccltune.stats.verdict import FEWEST, MOST
 from nccltune.study.blocks import CandidateFailed, recorded
 from nccltune.study.confirm import Answer, Confirmation
+from nccltune.study.effects import acting, without_trace
 from nccltune.study.folder import StudyPaths, read_definition
 from nccltune.study.records import (
     Measurement,
@@ -67,7 +68,7 @@ class Summary:
         answer = confirmation.own_batch()
         if answer.trial is None or (answer.verdict and answer.verdict.launches >= FEWEST):
             return answer
-        for trial in reversed(self.trials):
+        for trial in reversed(self.acting):
             if trial.stage == "search" and trial.state == "complete":
                 with contextlib.suppress(CandidateFailed):
                     earlier = confirmation.of_trial(trial)
@@ -78,7 +79,7 @@ class Summary:
     @functools.cached_property
     def with_larger(self) -> Answer | None:
         """What it says of the fastest larger batch, if one is faster in the search."""
-        own, larger = self.own, self.larger
+        own, larger = self.own, larger_winner(self.acting)
         if own is None or larger is None:
             return None
         return self._confirmation.larger_batch(own, larger)
@@ -87,7 +88,18 @@ class Summary:
     def _confirmation(self) -> Confirmation:
         found = list(self.measurements.values())
         seed = int(self.definition["seed"])
-        return Confirmation(self.space, self.trials, self.noise, MOST, recorded(found), seed)
+        return Confirmation(self.space, self.acting, self.noise, MOST, recorded(found), seed)
+
+    @functools.cached_property
+    def acting(self) -> list[Trial]:
+        """The trials without the variables that had no effect in their launches."""
+        return acting(self.trials, self.measurements.values(), self.space)
+
+    def without_effect(self, measurement: Measurement) -> list[str]:
+        """Searched variables that were set and that NCCL never came to read in that launch."""
+        searched = [p.name for p in self.space.parameters if p.target == "env"]
+        silent = without_trace(measurement)
+        return [name for name in searched if name in silent]
 
     def given_to(self, configuration: Mapping[str, Value]) -> Measurement:
         """A measurement of that configuration: what ranks were given for it.

@@ -1,0 +1,64 @@
+"""Whether NCCL read a variable and took the value that was meant, by its own log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from nccltune.nccl.catalog import FOREIGN, config_field, lookup
+from nccltune.nccl.integers import is_plain_integer, strtoll
+
+Meaning = Literal["taken", "other value", "no trace", "not told"]
+
+_NEVER_LOGGED = frozenset({"NCCL_NET", "NCCL_TOPO_FILE", "NCCL_CONF_FILE", "NCCL_DEBUG"})
+"""NCCL reads them without a line of its own: their absence says nothing."""
+_LEVELS = frozenset({"NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_C2C"})
+"""A level given as a number is logged by its name."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What the log says of one variable: `taken` is the value that NCCL says it took."""
+
+    name: str
+    asked: str
+    taken: str | None
+
+    @property
+    def meaning(self) -> Meaning:
+        """ "no trace": NCCL never came to read it in this run, so it had no effect."""
+        if self.taken is not None:
+            return "taken" if _same(self.name, self.asked, self.taken) else "other value"
+        return "no trace" if _is_logged(self.name) else "not told"
+
+
+def traces(
+    asked: Mapping[str, str], environment: Mapping[str, str], config: Mapping[str, int]
+) -> tuple[Trace, ...]:
+    """A trace for each variable asked for, in their order. `environment` and `config` are those of
+    `nccltune.nccl.log.NcclLog`: a limit can reach NCCL as a field of the communicator instead.
+    """
+    found = []
+    for name, value in asked.items():
+        taken = environment.get(name)
+        field = config_field(name)
+        if taken is None and field is not None and field in config:
+            taken = str(config[field])
+        found.append(Trace(name, value, taken))
+    return tuple(found)
+
+
+def _is_logged(name: str) -> bool:
+    if not name.startswith("NCCL_") or name in FOREIGN or name in _NEVER_LOGGED:
+        return False
+    return lookup(name) is not None and not name.startswith("NCCL_DEBUG")
+
+
+def _same(name: str, asked: str, taken: str) -> bool:
+    if asked.lower() == taken.lower():
+        return True
+    if name in _LEVELS and asked.isdigit():
+        return not taken.isdigit()
+    both_numbers = is_plain_integer(asked) and is_plain_integer(taken)
+    return both_numbers and strtoll(asked) == strtoll(taken)

@@ -1,0 +1,94 @@
+"""Variables that NCCL never came to read: one configuration with and without, never written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from study_jobs import PARAMETERS, Asked, FormulaLauncher, measurement, run_study, space_of
+from test_study_confirm import best, buckets_pay, confirmed, exports
+
+from nccltune.cli.tables import summary_lines
+from nccltune.space import key
+from nccltune.study.effects import acting, inert, without_trace
+from nccltune.study.records import Measurement, Trial
+
+ONLY = ("NCCL_ALGO", "NCCL_BUFFSIZE", "bucket_cap_mb")
+BOTH = [
+    {
+        "name": "both",
+        "source": "a/b#1",
+        "values": {"bucket_cap_mb": 50, "NCCL_ALGO": "Ring", "NCCL_BUFFSIZE": 8388608},
+    }
+]
+
+
+def set_to(env: dict[str, str], taken: dict[str, str], **changes: Any) -> Measurement:
+    facts = {"environment": taken, "config": {}, "warnings": []}
+    whole = measurement(1, effective={"env": env}, nccl=facts)
+    return replace(whole, **changes)
+
+
+def test_a_variable_is_inert_where_no_launch_shows_a_trace() -> None:
+    silent = set_to({"NCCL_ALGO": "Ring", "NCCL_NTHREADS": "256"}, {"NCCL_ALGO": "Ring"})
+    assert without_trace(silent) == {"NCCL_NTHREADS"}
+    assert inert([silent]) == {"NCCL_NTHREADS"}
+    read = set_to({"NCCL_NTHREADS": "128"}, {"NCCL_NTHREADS": "128"})
+    assert inert([silent, read]) == frozenset()  # on another path it acts
+    assert inert([silent, replace(read, state="failed")]) == {"NCCL_NTHREADS"}
+    assert inert([replace(silent, nccl=None)]) == frozenset()  # gloo: nothing is known
+
+
+def test_a_trial_is_what_acted_in_it_unless_another_setting_asks_for_the_rest() -> None:
+    space = space_of(only=ONLY)
+    parameters = {"NCCL_ALGO": "Ring", "NCCL_BUFFSIZE": 8388608, "bucket_cap_mb": 50}
+    env = {"NCCL_ALGO": "ring,tree;allreduce:ring", "NCCL_BUFFSIZE": "8388608"}
+    silent = set_to(env, {"NCCL_ALGO": env["NCCL_ALGO"]}, configuration=parameters)
+    (found,) = acting([Trial.of(silent)], [silent], space)
+    assert found.parameters == {**parameters, "NCCL_BUFFSIZE": None}
+    asks = {**PARAMETERS}
+    asks["NCCL_ALGO"] = {**asks["NCCL_ALGO"], "when": {"param": {"NCCL_BUFFSIZE": "not_null"}}}
+    needing = space_of(only=ONLY, parameters=asks)
+    (same,) = acting([Trial.of(silent)], [silent], needing)
+    assert same.parameters["NCCL_ALGO"] is None or same.parameters == parameters
+
+
+def speed(asked: Asked) -> float:
+    return 100.0 + 5 * (asked.ddp.get("bucket_cap_mb") == 50)
+
+
+def test_configurations_of_the_same_effect_are_measured_once(tmp_path: Path) -> None:
+    space = space_of(only=("NCCL_ALGO", "NCCL_BUFFSIZE"))
+    every = FormulaLauncher(speed, reads=frozenset({"NCCL_ALGO", "NCCL_BUFFSIZE"}))
+    run_study(tmp_path / "all", speed, space, 40, launcher=every)
+    some = FormulaLauncher(speed, reads=frozenset({"NCCL_ALGO"}))
+    paths = run_study(tmp_path / "some", speed, space, 40, launcher=some)
+    assert len({key({**a.env}) for a in every.asked}) == len(every.asked) == 9
+    # three algorithms, and the buffer's size until its first launch showed no trace of it
+    with_size = [asked for asked in some.asked if "NCCL_BUFFSIZE" in asked.env]
+    assert len(with_size) == 1 and len(some.asked) in (3, 4)
+    assert paths.trials.read_text().count("\n") == len(some.asked)
+
+
+def test_what_had_no_effect_is_neither_confirmed_nor_written(tmp_path: Path) -> None:
+    reads = frozenset({"NCCL_ALGO"})
+    space = space_of(presets=BOTH, only=ONLY)
+    summary, launcher, _ = confirmed(tmp_path / "s", buckets_pay, 2, space=space, reads=reads)
+    own = summary.own
+    assert own is not None and own.faster and own.configuration["bucket_cap_mb"] == 50
+    assert sum("NCCL_BUFFSIZE" in asked.env for asked in launcher.asked) == 1  # its trial alone
+    assert best(summary)["env"] == {} and exports(summary) == []
+    assert best(summary)["verdict"]["without_effect"] == ["NCCL_BUFFSIZE"]
+    told = [line for line in summary_lines(summary) if "NCCL_BUFFSIZE" in line]
+    assert any("had no effect here, left out: NCCL_BUFFSIZE" in line for line in told)
+
+
+def test_without_a_confirmation_it_is_not_written_either(tmp_path: Path) -> None:
+    reads = frozenset({"NCCL_ALGO"})
+    space = space_of(presets=BOTH, only=ONLY)
+    summary, _, _ = confirmed(
+        tmp_path / "s", buckets_pay, 2, space=space, reads=reads, confirm=False
+    )
+    assert best(summary)["env"] == {"NCCL_ALGO": "ring,tree;allreduce:ring"}
+    assert len(exports(summary)) == 1 and best(summary)["ddp"] == {"bucket_cap_mb": 50}
