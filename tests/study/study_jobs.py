@@ -69,6 +69,7 @@ SYNTHETIC = replace(WORKLOAD, data="synthetic")
 TASK = Task(workload=WORKLOAD, nproc_per_node=2, batch_size=64, num_workers=2, python=None)
 WITHOUT_LOADER = replace(TASK, workload=SYNTHETIC)
 
+BUCKETS = (1 << 20, 25 << 20)
 ENV = {"target": "env", "default": None}
 DDP = {"target": "ddp", "default": None}
 PARAMETERS: dict[str, Any] = {
@@ -122,7 +123,7 @@ def result(value: float, *, cut: bool = False) -> dict[str, Any]:
         "cut": cut,
         "collectives_checked": 12,
         "parameters": 25_557_032,
-        "bucket_bytes": [1 << 20, 25 << 20],
+        "bucket_bytes": list(BUCKETS),
         "peak_memory_bytes": [3 << 30, 3 << 30],
         "reserved_memory_bytes": [4 << 30, 4 << 30],
         "loss": 6.9,
@@ -202,6 +203,7 @@ class FormulaGroup:
     closed: bool = False
     waiting: tuple[Mapping[str, Any], Limits, Progress] | None = None
     turns: int = 0
+    probe: bool = False
 
     def begin(
         self, message: Mapping[str, Any], limits: Limits, progress: Progress
@@ -248,6 +250,10 @@ class FormulaGroup:
             log.write("host:1:1 [0] NCCL INFO NCCL version 2.28.9+cuda13.0\n")
             for name in self.launcher.reads & env.keys():
                 log.write(f"host:1:1 [0] NCCL INFO {name} set by environment to {env[name]}\n")
+            algorithm = "TREE" if "tree" in env.get("NCCL_ALGO", "").split(":")[-1] else "RING"
+            for size in BUCKETS if self.probe else ():
+                how = f"Algo {algorithm} proto SIMPLE channel{{Lo..Hi}}={{0..23}}"
+                log.write(f"host:1:1 [0] NCCL INFO AllReduce: {size} Bytes -> {how}\n")
 
     def close(self) -> None:
         assert not self.closed, "closed twice"
@@ -281,7 +287,7 @@ class FormulaLauncher:
     ) -> FormulaGroup:
         waiting = [group for group in self.groups if not group.closed]
         assert len(waiting) < 2 and all(group.waiting for group in waiting), "they share the GPUs"
-        self.groups.append(FormulaGroup(self, process_env, log_dir))
+        self.groups.append(FormulaGroup(self, process_env, log_dir, probe=probe))
         return self.groups[-1]
 
     @property

@@ -23,6 +23,7 @@ from nccltune.study.outcomes import (
     larger_line,
     larger_outcome,
     own_outcome,
+    proof_lines,
     settings_without_effect,
     tainted,
     verdict_line,
@@ -162,6 +163,7 @@ def _what_pays(summary: Summary) -> list[str]:
     if silent := settings_without_effect(summary):
         lines.append(f"  {verdicts.no_effect(silent)}")
     if own is not None and own.faster:
+        lines += [f"  {line}" for line in proof_lines(summary)]
         lines.append(f"  {verdicts.through_files(own.files)}")
     if own is not None and own.verdict is not None and (taint := tainted(summary, larger=False)):
         lines.append(f"  {taint}")

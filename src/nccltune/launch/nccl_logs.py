@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class NcclLogs:
             parse(text[self._ends.get(file, 0) :].decode(errors="replace"))
             for file, text in texts.items()
         )
-        return {
+        found: dict[str, Any] = {
             "version": None if whole.version is None else str(whole.version),
             "environment": {
                 name: value
@@ -50,3 +51,6 @@ class NcclLogs:
             "nodes": whole.nodes,
             "warnings": list(since.warnings[:5]),
         }
+        if since.choices:  # only where NCCL was asked to log them
+            found["choices"] = [asdict(choice) for choice in since.choices]
+        return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from nccltune.output.words import difference, samples
+from nccltune.output.words import size as size_text
 from nccltune.stats.verdict import FEWEST, MOST, TOO_NOISY, Verdict
 
 _TIMES = 1.5  # from here on "1.63 times", below "4.2% more"
@@ -77,6 +78,38 @@ def share(name: str, verdict: Verdict) -> str:
 def no_effect(names: Sequence[str]) -> str:
     """Variables of the winner that NCCL never came to read."""
     return f"had no effect here, left out: {' '.join(names)} (NCCL never read them in that trial)"
+
+
+def taken(proof: Mapping[str, tuple[str | None, str]]) -> str:
+    """What NCCL's log says of the winner's variables: by name the value taken and its meaning."""
+    said = {
+        "taken": "{name}={value} taken",
+        "other value": "{name} taken as {value}, which is not what was meant",
+        "no trace": "{name} not read",
+        "not told": "{name} not told",
+    }
+    parts = [said[how].format(name=n, value=value) for n, (value, how) in proof.items()]
+    return f"NCCL's log of a launch with best.env: {', '.join(parts)}"
+
+
+def all_reduces(ran: Sequence[tuple[int, str]], usual: Sequence[tuple[int, str]]) -> str:
+    """How the gradient buckets were reduced, by bytes, and how they are with the defaults."""
+    if list(ran) == list(usual):
+        return f"gradients are reduced as with the defaults: {_by_size(ran)}"
+    by_default = f"; with the defaults {_by_size(usual)}" if usual else ""
+    return f"gradients are reduced by {_by_size(ran)}{by_default}"
+
+
+def _by_size(ran: Sequence[tuple[int, str]]) -> str:
+    """Sizes that are reduced alike are named together."""
+    alike: dict[str, list[int]] = {}
+    for size, how in ran:
+        alike.setdefault(how, []).append(size)
+    parts = []
+    for how, sizes in alike.items():
+        low, high = size_text(min(sizes)), size_text(max(sizes))
+        parts.append(f"{how} ({low if low == high else f'{low} to {high}'})")
+    return ", ".join(parts)
 
 
 def through_files(files: tuple[float, float] | None) -> str:

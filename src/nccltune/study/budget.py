@@ -41,6 +41,16 @@ def trial_seconds(trials: Sequence[Trial]) -> float | None:
     return statistics.median(t.seconds for t in trials) if trials else None
 
 
+def launch_seconds(measurements: Sequence[Measurement]) -> float | None:
+    """What a fresh launch of the baseline costs, wall seconds without the warm host's start."""
+    spent = [
+        m.spent - m.seconds.get("host", 0.0)
+        for m in measurements
+        if m.purpose in ("noise", "confirm") or (m.purpose == "search" and m.trial == 0)
+    ]
+    return statistics.median(spent) if spent else None
+
+
 class Budget:
     """Trials in all and wall time of this run. Says whether one more trial fits."""
 

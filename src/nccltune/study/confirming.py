@@ -18,12 +18,13 @@ from nccltune.space import ResolvedSpace
 from nccltune.stats.noise import launch_spread, window_spread, windows_needed
 from nccltune.stats.verdict import FEWEST
 from nccltune.study.blocks import FILES, CandidateFailed, Launch, recorded
-from nccltune.study.budget import Budget
+from nccltune.study.budget import Budget, launch_seconds
 from nccltune.study.confirm import FINALISTS, ROUNDS, Confirmation
 from nccltune.study.effects import acting
 from nccltune.study.files_check import through_files
 from nccltune.study.live_group import Subject
 from nccltune.study.measuring import Measurer
+from nccltune.study.proving import prove
 from nccltune.study.records import Compared, Measurement, larger_winner
 from nccltune.study.store import Store
 
@@ -154,16 +155,6 @@ def _taking_turns(subject: Subject) -> Subject:
     return replace(subject, compared=replace(subject.compared, turns=True))
 
 
-def launch_seconds(measurements: Sequence[Measurement]) -> float | None:
-    """What a fresh launch of the baseline costs, wall seconds without the warm host's start."""
-    spent = [
-        m.spent - m.seconds.get("host", 0.0)
-        for m in measurements
-        if m.purpose in ("noise", "confirm") or m.trial == 0
-    ]
-    return statistics.median(spent) if spent else None
-
-
 def confirmation_seconds(a_launch: float, noise_done: int) -> float:
     """What the rest of the noise, the finalists and the shortest comparison cost together: the
     least that a confirmation takes.
@@ -208,6 +199,10 @@ def confirm_results(
         trials = acting(store.trials, store.measurements, space)
         confirmation = Confirmation(space, trials, noise, limit, launches, seed)
         own = confirmation.own_batch()
+        if own.faster and own.trial is not None:
+            commands.close()
+            long.close()
+            prove(long, budget, stop, listener.progress, own.configuration, own.trial)
         larger = larger_winner(trials)
         if larger is not None:
             confirmation.larger_batch(own, larger)

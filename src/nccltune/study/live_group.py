@@ -48,10 +48,20 @@ class LiveGroup:
     """Bytes in use by rank after the first measurement."""
 
     @classmethod
-    def open(cls, launcher: Launcher, store: Store, given: Effective, later: int = 0) -> LiveGroup:
+    def open(
+        cls,
+        launcher: Launcher,
+        store: Store,
+        given: Effective,
+        later: int = 0,
+        *,
+        tuning_log: bool = False,
+    ) -> LiveGroup:
+        """`tuning_log`: NCCL logs how it runs each collective, which costs time."""
         launch = store.next_launch(later)
         log_dir = store.paths.launch_logs(launch)
-        return cls(launcher.open(given.process_env, log_dir), launch, log_dir, given.process_env)
+        group = launcher.open(given.process_env, log_dir, probe=tuning_log)
+        return cls(group, launch, log_dir, given.process_env)
 
     def serves(self, given: Effective) -> bool:
         """Whether it can measure that too. It is replaced now and then all the same, so that what

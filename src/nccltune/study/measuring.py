@@ -56,6 +56,8 @@ class Measurer:
     gpus: Sequence[Gpu] = ()
     cold_starts: bool = False
     """Ranks start in another way than those of the baseline did, which may take longer."""
+    tuning_log: bool = False
+    """NCCL logs how it runs each collective: speeds mean nothing then."""
     _live_group: LiveGroup | None = None
     _opened: int = 0
 
@@ -195,7 +197,9 @@ class Measurer:
         if live is not None and live.serves(given) and not (fresh and live.measured):
             return live, 0.0
         closing = self._close_timed()
-        self._live_group = live = LiveGroup.open(self.launcher, self.store, given)
+        self._live_group = live = LiveGroup.open(
+            self.launcher, self.store, given, tuning_log=self.tuning_log
+        )
         self._opened += 1
         return live, closing
 

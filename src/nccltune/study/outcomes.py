@@ -69,8 +69,15 @@ def verdict_dict(summary: Summary, outcome: Outcome) -> dict[str, Any] | None:
         "carries": {name: v.to_dict() for name, v in answer.shares.items()},
         "dropped": {name: v.to_dict() for name, v in answer.dropped.items()},
         "without_effect": summary.without_effect(summary.measurement(outcome.trial)),
+        "proof": _proof(summary, outcome),
         "files": answer.files and {"without": answer.files[0], "with": answer.files[1]},
     }
+
+
+def _proof(summary: Summary, outcome: Outcome) -> dict[str, Any] | None:
+    if summary.proof is None or outcome.trial.stage != "search":
+        return None
+    return summary.proof.to_dict()
 
 
 def settings_without_effect(summary: Summary) -> list[str]:
@@ -79,6 +86,20 @@ def settings_without_effect(summary: Summary) -> list[str]:
     if own is None or own.trial is None:
         return []
     return summary.without_effect(summary.measurement(_trial(summary, own)))
+
+
+def proof_lines(summary: Summary) -> list[str]:
+    """What NCCL's log says of the winner; nothing where NCCL is not used, or was not asked."""
+    proof = summary.proof
+    if proof is None:
+        return []
+    told = {trace.name: (trace.taken, trace.meaning) for trace in proof.traces}
+    lines = [verdicts.taken(told)] if told else []
+    if proof.ran:
+        ran = [(each.bytes, str(each)) for each in proof.ran]
+        usual = [(each.bytes, str(each)) for each in proof.baseline]
+        lines.append(verdicts.all_reduces(ran, usual))
+    return lines
 
 
 def verdict_line(summary: Summary) -> str:

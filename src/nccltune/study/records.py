@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 Value = None | bool | int | float | str
-Purpose = Literal["search", "noise", "confirm", "diagnose"]
+Purpose = Literal["search", "noise", "confirm", "diagnose", "proof"]
 State = Literal["complete", "pruned", "failed"]
 Stage = Literal["search", "batch"]
 _SIDES = ("baseline", "candidate")

@@ -10,12 +10,11 @@ from typing import Any, Literal, Protocol
 from nccltune.errors import StudyError
 from nccltune.launch.protocol import Failure
 from nccltune.launch.stopping import StopFlag
-from nccltune.study.budget import Budget
+from nccltune.study.budget import Budget, launch_seconds
 from nccltune.study.confirming import (
     NOISE_LAUNCHES,
     confirmation_seconds,
     fits,
-    launch_seconds,
 )
 from nccltune.study.live_group import Subject
 from nccltune.study.measuring import Measurer

@@ -15,6 +15,7 @@ from nccltune.study.blocks import CandidateFailed, recorded
 from nccltune.study.confirm import Answer, Confirmation
 from nccltune.study.effects import acting, without_trace
 from nccltune.study.folder import StudyPaths, read_definition
+from nccltune.study.proving import Proof, proof_in
 from nccltune.study.records import (
     Measurement,
     Stage,
@@ -94,6 +95,14 @@ class Summary:
     def acting(self) -> list[Trial]:
         """The trials without the variables that had no effect in their launches."""
         return acting(self.trials, self.measurements.values(), self.space)
+
+    @functools.cached_property
+    def proof(self) -> Proof | None:
+        """What NCCL's log says of the winner at the user's batch size, if it was asked."""
+        if self.own is None or not self.own.faster:
+            return None
+        found = list(self.measurements.values())
+        return proof_in(found, self.trials[0].parameters, self.own.configuration)
 
     def without_effect(self, measurement: Measurement) -> list[str]:
         """Searched variables that were set and that NCCL never came to read in that launch."""
