@@ -113,3 +113,28 @@ def test_the_data_is_read_late() -> None:
         "assert not {'torch', 'optuna', 'scipy', 'pydantic'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_marks_for_automatic_are_no_choices() -> None:
+    marked = [variable for variable in ALL if variable and variable.automatic]
+    assert len(marked) == 41
+    for variable in marked:
+        assert all(mark < 0 for mark in variable.automatic), variable
+        assert variable.minimum is None or max(variable.automatic) < variable.minimum, variable
+        assert not set(map(str, variable.automatic)) & set(variable.choices), variable
+
+
+def test_what_the_guide_says_is_documented() -> None:
+    debugging = [variable for variable in ALL if variable and variable.debugging]
+    assert len(debugging) == 64
+    assert all(variable.documented and not variable.removed for variable in debugging)
+    names_of_fabric = {variable.name for variable in ALL if variable and variable.fabric}
+    assert {"NCCL_IB_GID_INDEX", "NCCL_IB_HCA", "NCCL_TOPO_FILE"} <= names_of_fabric
+    assert "NCCL_IB_TIMEOUT" not in names_of_fabric
+
+
+def test_words_for_truth_values_came_late() -> None:
+    name = lookup("NCCL_SET_THREAD_NAME")
+    assert name is not None and name.typed_since == Version("2.30.7")
+    disable = lookup("NCCL_P2P_DISABLE")
+    assert disable is not None and disable.typed_since is None

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from packaging.version import Version
 
-from nccltune.nccl.integers import is_plain_integer, strtoll
+from nccltune.nccl.integers import is_plain_integer, plain_integer, strtoll
 from nccltune.nccl.values import refusal, spell
 
 V = Version
@@ -230,3 +230,13 @@ def test_every_short_algorithm_that_is_not_refused_spares_ddp(version: str) -> N
     for algorithm in ("Ring", "Tree", "NVLS", "NVLSTree"):
         if refusal("NCCL_ALGO", algorithm, V(version)) is None:
             assert kills_ddp(spell("NCCL_ALGO", algorithm, V(version)), V(version)) == ()
+
+
+def test_numbers_of_any_length_are_read() -> None:
+    assert plain_integer("0x400000") == 4194304
+    assert plain_integer("-2") == -2
+    assert plain_integer("8M") is None
+    huge = plain_integer("9" * 10_000)
+    assert huge is not None and huge > 2**63
+    assert strtoll("9" * 10_000 + "M") > 2**63
+    assert refusal("NCCL_BUFFSIZE", "9" * 10_000, NOW) is not None

@@ -142,6 +142,19 @@ def free_memory(gpus: Sequence[Gpu]) -> tuple[int, ...]:
     return tuple(gpu.memory_bytes - used for gpu, used in pairs)
 
 
+def compute_capabilities(gpus: Sequence[Gpu]) -> tuple[tuple[int, int], ...]:
+    """CUDA's (major, minor) of each GPU; empty where NVML does not tell."""
+    with opened_nvml() as nvml:
+        if nvml is None:
+            return ()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(gpu.index) for gpu in gpus]
+        try:
+            pairs = [nvml.nvmlDeviceGetCudaComputeCapability(handle) for handle in handles]
+        except nvml.NVMLError:
+            return ()
+        return tuple((int(major), int(minor)) for major, minor in pairs)
+
+
 def utilization(gpus: Sequence[Gpu]) -> tuple[int, ...]:
     """Per cent of the last sampling period in which a kernel ran, of each GPU."""
     with opened_nvml() as nvml:

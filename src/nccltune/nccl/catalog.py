@@ -43,7 +43,9 @@ class Variable:
     `removed` is the first release that ignores it. `config` is the attribute of torch's
     `ProcessGroupNCCL.Options().config` with the same meaning. `applies_to` names the parts of NCCL
     that must be in use, `only` a narrower condition in words. `perf` is "weak" for a small or
-    special effect on speed.
+    special effect on speed. `automatic` holds NCCL's own marks for "automatic". `debugging`: the
+    user guide lists it as not to be kept. `fabric`: its value belongs to one network. From
+    `typed_since` on a truth value may be a word.
     """
 
     name: str
@@ -60,10 +62,14 @@ class Variable:
     minimum: int | None = None
     maximum: int | None = None
     power_of_two: bool = False
+    automatic: tuple[int, ...] = ()
+    typed_since: Version | None = None
     applies_to: tuple[str, ...] = ("all",)
     only: tuple[str, ...] = ()
     risk: tuple[str, ...] = ()
     documented: bool = False
+    debugging: bool = False
+    fabric: bool = False
     perf: bool | Literal["weak"] = False
 
     @property
@@ -130,10 +136,14 @@ def _variable(entry: Mapping[str, Any]) -> Variable:
         minimum=entry.get("min"),
         maximum=entry.get("max"),
         power_of_two=entry.get("power_of_two", False),
+        automatic=tuple(entry.get("automatic", ())),
+        typed_since=_version(entry.get("typed_since")),
         applies_to=tuple(entry["applies_to"]),
         only=tuple(entry.get("only", ())),
         risk=tuple(entry["risk"]),
         documented=entry["documented"],
+        debugging=entry.get("debugging", False),
+        fabric=entry.get("fabric", False),
         perf=entry["perf"],
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 _PREFIX = re.compile(r"\s*(?P<sign>[+-]?)(?P<digits>0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)", re.A)
+_DIGITS = 200  # Python refuses to read a decimal number of thousands of digits
 _PLAIN = re.compile(r"[+-]?(?:0|[1-9][0-9]*|0[xX][0-9a-fA-F]+)", re.A)
 
 
@@ -21,8 +22,18 @@ def strtoll(text: str) -> int:
     if digits[:2] in ("0x", "0X"):
         number = int(digits, 16)
     else:
-        number = int(digits, 8 if digits.startswith("0") else 10)
+        number = int(digits[:_DIGITS], 8 if digits.startswith("0") else 10)
     return -number if match["sign"] == "-" else number
+
+
+def plain_integer(text: str) -> int | None:
+    """The number, if the whole text is a decimal or 0x number without leading zeros, else None.
+
+    Of a number with hundreds of digits it is no more than that it does not fit into 64 bits.
+    """
+    if not is_plain_integer(text):
+        return None
+    return int(text[:_DIGITS], 0)
 
 
 def is_plain_integer(text: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -32,6 +32,9 @@ MULTICAST_OFF: Mapping[str, str] = MappingProxyType(
 )
 """The variables that switch NVLink multicast off, and the value that does it."""
 
+SYSTEM_CONF = Path("/etc/nccl.conf")
+"""The site's own configuration file of NCCL."""
+
 _LINE_BYTES = 4095
 _PART_BYTES = 1023
 _NEGATIVE_WORDS = ("0", "n", "no", "f", "false", "off")
@@ -49,7 +52,7 @@ class SiteVariable:
 def site_variables(
     environ: Mapping[str, str],
     *,
-    system_conf: Path = Path("/etc/nccl.conf"),
+    system_conf: Path = SYSTEM_CONF,
     home: Path | None = None,
 ) -> dict[str, SiteVariable]:
     """What the site sets, by name, as NCCL would find it at its first call.
@@ -62,7 +65,7 @@ def site_variables(
     for name, value in environ.items():
         if _is_site_name(name):
             found[name] = SiteVariable(name, value, "environment")
-    for path in _conf_files(environ, system_conf, home):
+    for path in conf_files(environ, system_conf=system_conf, home=home):
         for name, value in _read_conf(path):
             # Even an empty value in the environment stays: NCCL never overwrites.
             if _is_site_name(name) and name not in environ:
@@ -91,9 +94,15 @@ def _is_site_name(name: str) -> bool:
     return name.startswith(SITE_PREFIXES) or name == "LD_LIBRARY_PATH"
 
 
-def _conf_files(
-    environ: Mapping[str, str], system_conf: Path, home: Path | None
+def conf_files(
+    environ: Mapping[str, str],
+    *,
+    system_conf: Path = SYSTEM_CONF,
+    home: Path | None = None,
 ) -> tuple[Path, ...]:
+    """NCCL's configuration files, whether they exist or not; of two that set the same name the
+    first wins.
+    """
     named = environ.get("NCCL_CONF_FILE", "")
     if named:
         return (Path(named), system_conf)  # NCCL does not expand ~ here, and neither do we
@@ -109,26 +118,29 @@ def _password_home() -> Path | None:
 
 
 def _read_conf(path: Path) -> list[tuple[str, str]]:
-    """The settings of one file in its order; none if it cannot be read.
-
-    NCCL's own rules (src/misc/param.cc): NAME=VALUE, split at the first "=", nothing trimmed or
-    unquoted; "#" is a comment only as the first character of the line.
-    """
+    """The settings of one file in its order; none if it cannot be read."""
     try:
         content = path.read_bytes()
     except (OSError, ValueError):  # ValueError: a NUL in the path
         return []
-    settings = []
-    for line in content.split(b"\n"):
+    settings = [conf_setting(line) for _, line in conf_lines(content)]
+    return [setting for setting in settings if setting is not None]
+
+
+def conf_lines(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """What NCCL takes for the lines of a configuration file, with the number of the real line."""
+    for number, line in enumerate(content.split(b"\n"), start=1):
         # NCCL reads into a fixed buffer, so what exceeds it is taken for the next line.
         for start in range(0, len(line), _LINE_BYTES):
-            setting = _parse_line(line[start : start + _LINE_BYTES])
-            if setting is not None:
-                settings.append(setting)
-    return settings
+            yield number, line[start : start + _LINE_BYTES]
 
 
-def _parse_line(line: bytes) -> tuple[str, str] | None:
+def conf_setting(line: bytes) -> tuple[str, str] | None:
+    """Name and value of a line, None where it sets nothing.
+
+    NCCL's own rules (src/misc/param.cc): NAME=VALUE, split at the first "=", nothing trimmed or
+    unquoted; "#" is a comment only as the first character of the line.
+    """
     line = line.split(b"\0", 1)[0].removesuffix(b"\r")
     name, equals, value = line.partition(b"=")
     if line.startswith(b"#") or not equals or not name:

@@ -8,7 +8,7 @@ from packaging.version import Version
 
 from nccltune.nccl import catalog, grammar
 from nccltune.nccl.catalog import FOREIGN, NEWEST, Variable
-from nccltune.nccl.integers import is_plain_integer, strtoll
+from nccltune.nccl.integers import is_plain_integer, plain_integer, strtoll
 
 ALL_REDUCE_ALGORITHMS = ("Ring", "Tree", "NVLS", "NVLSTree")
 """The short values of NCCL_ALGO in a search space: one algorithm, for all-reduce alone."""
@@ -145,7 +145,7 @@ def _value_reason(variable: Variable, given: str, text: str, version: Version | 
     if variable.choices:
         return _choice_reason(variable, text, version)
     if variable.is_integer:
-        return _integer_reason(variable, text) or _range_reason(variable, int(text, 0), version)
+        return _integer_reason(variable, text) or range_reason(variable, int(text, 0), version)
     return None
 
 
@@ -196,15 +196,15 @@ def _not_a_choice(variable: Variable, text: str) -> str:
 
 
 def _integer_reason(variable: Variable, text: str) -> str | None:
-    if is_plain_integer(text):
-        if -_INT64 <= int(text, 0) < _INT64:
-            return None
-        return "does not fit into 64 bits"
+    number = plain_integer(text)
+    if number is not None:
+        return None if -_INT64 <= number < _INT64 else "does not fit into 64 bits"
     unit = " of bytes" if variable.kind == "size" else ""
     return f"NCCL would read this as {strtoll(text)}; write a plain decimal number{unit}"
 
 
-def _range_reason(variable: Variable, number: int, version: Version | None) -> str | None:
+def range_reason(variable: Variable, number: int, version: Version | None) -> str | None:
+    """Which limit of the catalogue the number breaks with that NCCL; None if none."""
     low, high = variable.minimum, variable.maximum
     release = ""
     if variable.name in _CHANNEL_LIMITS and version is not None and version < _CHANNELS_64_SINCE:

@@ -1,0 +1,250 @@
+"""The main path of `nccltune lint`: read, find out what will run it, look, print."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from nccltune.cli.speaking import say
+from nccltune.errors import UsageError
+from nccltune.launch.libraries import Libraries, libraries_of
+from nccltune.machine import devices
+from nccltune.machine.gpus import compute_capabilities, visible_gpus
+from nccltune.nccl import lint as rules
+from nccltune.nccl.catalog import NEWEST
+from nccltune.nccl.circumstances import Circumstances, MachineFacts
+from nccltune.nccl.env_files import (
+    LARGEST,
+    EnvFile,
+    Format,
+    environment_settings,
+    load,
+    read_env_file,
+)
+from nccltune.nccl.findings import Finding, shown
+from nccltune.nccl.site import conf_files, site_variables
+from nccltune.nccl.versions import parse_version
+
+_ASKED = "--nccl-version"
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What one run looks at: the findings of reading are those of `files`."""
+
+    files: tuple[EnvFile, ...]
+    environment: bool = False
+
+
+def run_lint(
+    files: Sequence[str],
+    given: Format | None,
+    nccl_version: str | None,
+    python: str | None,
+    as_json: bool,
+) -> int:
+    """Returns the exit code. Raises UsageError for what cannot be read."""
+    read = _read_files(files, given) if files else _read_environment()
+    around, nccl_from = _circumstances(nccl_version, python)
+    found = _findings(read, around)
+    for note in _told(around, nccl_from):
+        say(_printable(note))
+    counts: Counter[str] = Counter(item.severity for item in found)
+    if as_json:
+        print(json.dumps(_document(read, around, nccl_from, found, counts), indent=2))
+    else:
+        for item in found:
+            print(_printable(_line(item)))
+        say(_printable(_summary(read, counts)))
+    return 1 if counts["error"] or counts["warning"] else 0
+
+
+# Reading.
+
+
+def _read_files(files: Sequence[str], given: Format | None) -> _Read:
+    return _Read(tuple(read_env_file(name, _content(name), given) for name in files))
+
+
+def _content(name: str) -> bytes:
+    if name != "-":
+        return load(Path(name))
+    try:
+        return sys.stdin.buffer.read(LARGEST + 1)
+    except (OSError, ValueError, AttributeError) as error:  # closed, or no stream at all
+        raise UsageError(f"-: standard input cannot be read: {error}") from error
+
+
+def _read_environment() -> _Read:
+    """The environment, and NCCL's own files in the order in which NCCL gives way to them."""
+    settings = environment_settings(os.environ)
+    environment = EnvFile("environment", "environment", False, settings, ())
+    read = [environment]
+    for path in conf_files(os.environ):
+        if not path.exists():
+            continue
+        try:
+            read.append(read_env_file(str(path), load(path), "nccl.conf"))
+        except UsageError as error:
+            say(_printable(f"note: {error}; NCCL may read it all the same"))
+    return _Read(tuple(read), environment=True)
+
+
+# What the settings will meet.
+
+
+def _libraries(python: str | None) -> Libraries:
+    if python is None:
+        return libraries_of(sys.executable, os.environ)
+    from nccltune.study.survey import find_python  # brings much that lint does not need
+
+    return libraries_of(find_python(python), os.environ)
+
+
+def _circumstances(asked: str | None, python: str | None) -> tuple[Circumstances, str | None]:
+    """The circumstances, and where NCCL's version is from; None where no NCCL was found."""
+    site = site_variables(os.environ)
+    if asked is not None:
+        around = Circumstances(version=_asked_version(asked), site=site)
+        found = _libraries(python) if python else Libraries()
+        around = replace(around, torch=_torch(found.torch))
+        return around, _ASKED
+    found = _libraries(python)
+    version = _version(found.nccl)
+    around = Circumstances(version or NEWEST, _torch(found.torch), _machine(), site)
+    return around, None if version is None else found.nccl_from
+
+
+def _told(around: Circumstances, nccl_from: str | None) -> Iterator[str]:
+    """What the findings hold for."""
+    if nccl_from == _ASKED:
+        yield f"for NCCL {around.version}; this machine is left out of account"
+        return
+    if nccl_from is None:
+        yield (
+            f"no NCCL found: taking {NEWEST}, the newest that is known; --nccl-version says another"
+        )
+    else:
+        yield f"for NCCL {around.version} ({nccl_from})"
+    if around.machine is None:
+        yield "no GPU here: devices and links are left out of account"
+
+
+def _asked_version(text: str) -> Version:
+    try:
+        version = parse_version(text)
+    except ValueError as error:
+        raise UsageError(f"--nccl-version {shown(text)}: {error}") from error
+    if not Version("2") <= version < Version("3"):
+        raise UsageError(f"--nccl-version {shown(text)}: must be 2.x, as 2.28.9")
+    return version
+
+
+def _version(text: str | None) -> Version | None:
+    try:
+        return None if text is None else parse_version(text)
+    except ValueError:
+        return None
+
+
+def _torch(text: str | None) -> Version | None:
+    try:
+        return None if text is None else Version(Version(text).base_version)
+    except InvalidVersion:
+        return None
+
+
+def _machine() -> MachineFacts | None:
+    """This machine; None without a GPU that jobs see, since then they run elsewhere."""
+    gpus = visible_gpus(os.environ)
+    if not gpus:
+        return None
+    return MachineFacts(
+        capabilities=compute_capabilities(gpus) or None,
+        nvlinks=tuple(gpu.nvlinks for gpu in gpus),
+        rdma=devices.rdma_devices(),
+        verbs=devices.has_verbs(),
+        interfaces=devices.interfaces(),
+        architecture=platform.machine() or None,
+        shm_bytes=devices.shared_memory_bytes(),
+    )
+
+
+# Results.
+
+
+def _findings(read: _Read, around: Circumstances) -> list[Finding]:
+    """Each file by itself; the environment together with NCCL's own files."""
+    groups = [read.files] if read.environment else [(file,) for file in read.files]
+    found: list[Finding] = []
+    for group in groups:
+        settings = [setting for file in group for setting in file.settings]
+        written = [item for file in group for item in file.findings]
+        order = [file.file for file in group]
+        here = around if read.environment else _without_itself(around, group[0].file)
+        found += rules.in_order([*written, *rules.lint(settings, here)], order)
+    return found
+
+
+def _without_itself(around: Circumstances, file: str) -> Circumstances:
+    """A file of NCCL's own configuration does not contradict the site: it is a part of it."""
+    real = os.path.realpath(file)
+    site = {
+        name: variable
+        for name, variable in around.site.items()
+        if variable.source == "environment" or os.path.realpath(variable.source) != real
+    }
+    return replace(around, site=site)
+
+
+def _line(item: Finding) -> str:
+    place = item.file if item.line is None else f"{item.file}:{item.line}"
+    name = f"{shown(item.name)}: " if item.name else ""
+    source = f" ({item.source})" if item.source else ""
+    return f"{place}: {item.severity}: {name}{item.message} [{item.rule}]{source}"
+
+
+def _summary(read: _Read, counts: Mapping[str, int]) -> str:
+    settings = sum(not s.unset for file in read.files for s in file.settings)
+    listed = ", ".join(
+        f"{counts[severity]} {severity}{'' if counts[severity] == 1 else 's'}"
+        for severity in ("error", "warning", "note")
+    )
+    where = ", ".join(file.file for file in read.files)
+    return f"{settings} setting{'' if settings == 1 else 's'} in {where}: {listed}"
+
+
+def _document(
+    read: _Read,
+    around: Circumstances,
+    nccl_from: str | None,
+    found: Sequence[Finding],
+    counts: Mapping[str, int],
+) -> dict[str, Any]:
+    return {
+        "nccl": str(around.version),
+        "nccl_from": nccl_from,
+        "torch": None if around.torch is None else str(around.torch),
+        "machine": None if around.machine is None else around.machine.to_dict(),
+        "files": [{"file": file.file, "format": file.format} for file in read.files],
+        "findings": [item.to_dict() for item in found],
+        "errors": counts["error"],
+        "warnings": counts["warning"],
+        "notes": counts["note"],
+    }
+
+
+def _printable(line: str) -> str:
+    """The line without what a terminal would act on, or what stdout's encoding does not have."""
+    clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    encoding = sys.stdout.encoding or "utf-8"
+    return clean.encode(encoding, "backslashreplace").decode(encoding)

@@ -1,0 +1,43 @@
+"""Asks the job's Python which NCCL and torch it would load; quick, since torch is not imported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nccltune.worker import libraries
+
+_LIMIT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Libraries:
+    """Versions as they are written there (NCCL's may be its code, 22809); None where unknown."""
+
+    nccl: str | None = None
+    nccl_from: str | None = None
+    torch: str | None = None
+
+
+def libraries_of(python: str, environ: Mapping[str, str]) -> Libraries:
+    """What that interpreter would load; nothing known where it does not answer."""
+    with tempfile.TemporaryDirectory(prefix="nccltune-lint-") as folder:
+        answer = Path(folder) / "answer.json"
+        try:
+            subprocess.run(
+                [python, str(libraries.__file__), str(answer)],
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=_LIMIT_SECONDS,
+                check=False,
+            )
+            found = json.loads(answer.read_text())
+            return Libraries(found["nccl"], found["nccl_from"], found["torch"])
+        except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
+            return Libraries()

@@ -1,0 +1,175 @@
+"""Variables that a command's own options set: env, mpirun -x, docker -e, srun --export."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from nccltune.nccl import grammar
+from nccltune.nccl.catalog import lookup
+from nccltune.nccl.findings import shown
+from nccltune.nccl.readers import concerns
+from nccltune.nccl.shell_words import Word
+
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.S | re.A)
+"""NAME=value, NAME+=value."""
+
+_SLURM = frozenset({"srun", "sbatch", "salloc"})
+_MPI = frozenset({"mpirun", "mpiexec", "orterun", "prterun", "mpiexec.hydra"})
+_CONTAINERS = frozenset({"docker", "podman", "nerdctl"})
+_SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something wrong with how a variable is given."""
+
+    line: int
+    rule: str
+    name: str
+    message: str
+
+
+def base(word: Word) -> str:
+    """The command that a word names, without its folder."""
+    return word.text.rpartition("/")[2]
+
+
+def joined(name: Word, value: Word) -> Word:
+    """NAME=value of two words."""
+    computed = name.computed or value.computed
+    return replace(value, line=name.line, text=f"{name.text}={value.text}", computed=computed)
+
+
+def given(words: Sequence[Word], exported: str | None, *, array: bool) -> Iterator[Word | Fault]:
+    """The assignments among the options of a command, `exported` being a variable that the script
+    has exported before. An `array` may be meant for any command, so -x is taken as mpirun's.
+    """
+    names = [base(word) for word in words]
+    if not _SLURM.isdisjoint(names):
+        yield from slurm_export(words, exported)
+    elif array or not _MPI.isdisjoint(names):
+        yield from _mpi(words)
+    elif not _CONTAINERS.isdisjoint(names):
+        yield from _container(words)
+    if "env" in names:
+        yield from _env(words[names.index("env") + 1 :])
+
+
+def inner_script(words: Sequence[Word]) -> Word | None:
+    """The script of `bash -c SCRIPT`, wherever in the command it stands."""
+    start = next((i for i, word in enumerate(words) if base(word) in _SHELLS), len(words))
+    for word, following in zip(words[start + 1 :], words[start + 2 :], strict=False):
+        if not word.text.startswith("-"):
+            return None
+        if word.text[1:2] != "-" and word.text.endswith("c"):
+            return following
+    return None
+
+
+def _env(arguments: Sequence[Word]) -> Iterator[Word]:
+    before = ""
+    for word in arguments:
+        if ASSIGNMENT.fullmatch(word.text):
+            yield word
+        elif not word.text.startswith("-") and before not in ("-u", "--unset", "-C", "--chdir"):
+            return
+        before = word.text
+
+
+def _mpi(words: Sequence[Word]) -> Iterator[Word]:
+    """Open MPI: -x NAME=value; Hydra: -genv NAME value."""
+    for index, word in enumerate(words[:-1]):
+        following = words[index + 1]
+        if word.text in ("-x", "-genv", "-env") and "=" in following.text:
+            yield following
+        elif word.text in ("-genv", "-env") and index + 2 < len(words):
+            yield joined(following, words[index + 2])
+
+
+def _container(words: Sequence[Word]) -> Iterator[Word]:
+    for index, word in enumerate(words):
+        if word.text.startswith("--env="):
+            yield replace(word, text=word.text.removeprefix("--env="))
+        elif word.text in ("-e", "--env") and index + 1 < len(words):
+            yield words[index + 1]
+
+
+def slurm_export(words: Sequence[Word], exported: str | None) -> Iterator[Word | Fault]:
+    """What --export of srun, sbatch or an #SBATCH line sets."""
+    for index, word in enumerate(words):
+        if word.text.startswith("--export="):
+            value = replace(word, text=word.text.removeprefix("--export="))
+        elif word.text == "--export" and index + 1 < len(words):
+            value = words[index + 1]
+        else:
+            continue
+        pieces = slurm_pieces(value.text)
+        whole = value.computed or "ALL" in [piece.upper() for piece in pieces]
+        if base(words[0]) == "srun" and exported is not None and not whole:
+            yield Fault(
+                word.line,
+                "not-passed-on",
+                exported,
+                f"--export without ALL leaves out {exported} and all else that was exported; "
+                "write --export=ALL,...",
+            )
+        yield from _pieces(value, pieces)
+
+
+def _pieces(word: Word, pieces: Sequence[str]) -> Iterator[Word | Fault]:
+    name = ""
+    for piece in pieces:
+        if match := ASSIGNMENT.fullmatch(piece):
+            name, value = match[1], match[3]
+            if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+                yield Fault(
+                    word.line,
+                    "quotes-kept",
+                    name,
+                    "Slurm leaves these quotes in the value; export the variable before, and write "
+                    "--export=ALL",
+                )
+            else:
+                yield replace(word, text=piece)
+        elif name and concerns(name) and _is_rest_of(name, piece):
+            yield Fault(
+                word.line,
+                "cut-at-comma",
+                name,
+                f"Slurm ends the value at the comma and takes {shown(piece)} for another "
+                f"variable; export {name} before, and write --export=ALL",
+            )
+
+
+def slurm_pieces(text: str) -> list[str]:
+    """The list of --export as Slurm cuts it: commas in quotes do not count, and quotes go only
+    where they enclose a whole piece (find_quote_token in its src/common).
+    """
+    pieces, start, single, double = [], 0, False, False
+    for at, c in enumerate(f"{text},"):
+        if c == "'":
+            single = not single
+        elif c == '"':
+            double = not double
+        elif c == "," and (at == len(text) or not (single or double)):
+            pieces.append(text[start:at])
+            start = at + 1
+    return [
+        piece[1:-1] if len(piece) > 1 and piece[0] == piece[-1] and piece[0] in "'\"" else piece
+        for piece in pieces
+        if piece
+    ]
+
+
+def _is_rest_of(name: str, piece: str) -> bool:
+    """Whether a piece behind NAME=value reads as the rest of that value, not as another name."""
+    if piece.upper() in ("ALL", "NONE", "NIL"):
+        return False
+    if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", piece):
+        return True
+    variable = lookup(name)
+    if name in ("NCCL_ALGO", "NCCL_PROTO"):
+        return piece in [token.upper() for token in grammar.tokens(name, None)]
+    return variable is not None and variable.kind == "list" and piece in variable.choices

@@ -1,0 +1,411 @@
+"""What files of each format set, on which line, and what is said of slips in writing them."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from nccltune.errors import UsageError
+from nccltune.nccl.catalog import names
+from nccltune.nccl.circumstances import Circumstances
+from nccltune.nccl.env_files import (
+    LARGEST,
+    EnvFile,
+    Format,
+    environment_settings,
+    guess_format,
+    load,
+    read_env_file,
+)
+from nccltune.nccl.launcher_options import slurm_pieces
+from nccltune.nccl.lint import lint
+
+
+def read(text: str, format: Format = "shell") -> EnvFile:
+    return read_env_file("a", text.encode(), format)
+
+
+def held(text: str, format: Format = "shell") -> list[tuple[int | None, str, str | None]]:
+    """(line, name without NCCL_, value) of what holds to the end of the file."""
+    settings = read(text, format).settings
+    return [(s.line, s.name.removeprefix("NCCL_"), s.value) for s in settings if s.group == 0]
+
+
+def alone(text: str) -> list[tuple[int | None, str, str | None]]:
+    """The same of what holds for one command."""
+    settings = read(text).settings
+    return [(s.line, s.name.removeprefix("NCCL_"), s.value) for s in settings if s.group]
+
+
+def faults(text: str, format: Format = "shell") -> list[tuple[str, str, int | None]]:
+    return [(f.rule, f.name.removeprefix("NCCL_"), f.line) for f in read(text, format).findings]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("export NCCL_ALGO=Ring", [(1, "ALGO", "Ring")]),
+        ("export NCCL_ALGO=Ring NCCL_NET=IB", [(1, "ALGO", "Ring"), (1, "NET", "IB")]),
+        ("\n# a\n  export NCCL_ALGO=Ring  # b", [(3, "ALGO", "Ring")]),
+        ("export NCCL_ALGO=Ring#b", [(1, "ALGO", "Ring#b")]),
+        ("export NCCL_ALGO='ring,tree;allreduce:tree'", [(1, "ALGO", "ring,tree;allreduce:tree")]),
+        ('export NCCL_ALGO="ring;allreduce:tree" # c', [(1, "ALGO", "ring;allreduce:tree")]),
+        ("export NCCL_ALGO=ring\\;x", [(1, "ALGO", "ring;x")]),
+        ("export NCCL_ALGO=Ri'n'\"g\"", [(1, "ALGO", "Ring")]),
+        ("export NCCL_ALGO=$'Ring'", [(1, "ALGO", "Ring")]),
+        ("export NCCL_ALGO=Ri\\\nng NCCL_NET=IB", [(1, "ALGO", "Ring"), (2, "NET", "IB")]),
+        ("export \\\n NCCL_ALGO=Ring \\\n NCCL_NET=IB", [(2, "ALGO", "Ring"), (3, "NET", "IB")]),
+        ("export NCCL_ALGO=Ring; export NCCL_NET=IB", [(1, "ALGO", "Ring"), (1, "NET", "IB")]),
+        ("true && export NCCL_ALGO=Ring || exit 1", [(1, "ALGO", "Ring")]),
+        ("declare -x NCCL_ALGO=Ring", [(1, "ALGO", "Ring")]),
+        ("declare NCCL_ALGO=Ring", []),
+        ("setenv NCCL_ALGO Ring", [(1, "ALGO", "Ring")]),
+        ("export NCCL_ALGO=", [(1, "ALGO", "")]),
+        ("export NCCL_ALGO=''", [(1, "ALGO", "")]),
+        ("export NCCL_SOCKET_IFNAME==eth0", [(1, "SOCKET_IFNAME", "=eth0")]),
+        ("export NCCL_ALGO=Ring >log 2>&1", [(1, "ALGO", "Ring")]),
+        ("export PATH=/bin OMP_NUM_THREADS=1", []),
+        ("echo export NCCL_ALGO=Ring", []),
+        ("echo 'export NCCL_ALGO=Ring'", []),
+        ("# export NCCL_ALGO=Ring", []),
+        ("export NCCL_ALGO", []),
+        ("\ufeffexport NCCL_ALGO=Ring", [(1, "ALGO", "Ring")]),
+        ("set -a\nNCCL_ALGO=Ring\n", [(2, "ALGO", "Ring")]),
+        ("NCCL_ALGO=Ring\nexport NCCL_ALGO", [(1, "ALGO", "Ring")]),
+        ("export NCCL_ALGO=Ring\nunset NCCL_ALGO\nexport NCCL_NET=IB", [(3, "NET", "IB")]),
+        ("if true; then\n export NCCL_ALGO=Ring\nfi", [(2, "ALGO", "Ring")]),
+    ],
+)
+def test_what_a_script_exports(text: str, expected: list[object]) -> None:
+    assert held(text) == expected
+    assert faults(text) == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["$X", "${X:-Ring}", '"$X"', "$(cat a)", "`cat a`", '"a$(echo ")" b)c"', "~/a", "$((1 + 1))"],
+)
+def test_what_a_shell_computes_is_not_known(value: str) -> None:
+    assert held(f"export NCCL_ALGO={value} NCCL_NET=IB") == [(1, "ALGO", None), (1, "NET", "IB")]
+
+
+@pytest.mark.parametrize("value", ["'$X'", "\\$X", "'`cat a`'", '"\\$X"'])
+def test_what_looks_so_and_is_not_computed(value: str) -> None:
+    [(_, _, known)] = held(f"export NCCL_ALGO={value}")
+    assert known in ("$X", "`cat a`")
+
+
+def test_appending_is_not_known() -> None:
+    assert held("export NCCL_IB_HCA+=,mlx5_1") == [(1, "IB_HCA", None)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("NCCL_ALGO=Ring torchrun a.py", [(1, "ALGO", "Ring")]),
+        ("NCCL_ALGO=Ring NCCL_NET=IB \\\n torchrun", [(1, "ALGO", "Ring"), (1, "NET", "IB")]),
+        ("time NCCL_ALGO=Ring torchrun", [(1, "ALGO", "Ring")]),
+        ("exec env -u A NCCL_ALGO=Ring torchrun NCCL_NET=IB", [(1, "ALGO", "Ring")]),
+        ("env -i NCCL_ALGO=Ring torchrun NCCL_NET=IB", [(1, "ALGO", "Ring")]),
+        ("srun env NCCL_ALGO=Ring torchrun", [(1, "ALGO", "Ring")]),
+        ("mpirun -np 2 -x NCCL_ALGO=Ring \\\n -x NCCL_NET ./a", [(1, "ALGO", "Ring")]),
+        ("/opt/bin/mpirun \\\n -x NCCL_ALGO=Ring a", [(2, "ALGO", "Ring")]),
+        (
+            "mpiexec -genv NCCL_ALGO Ring -genv NCCL_NET=IB a",
+            [(1, "ALGO", "Ring"), (1, "NET", "IB")],
+        ),
+        ("ARGS=(\n -np 2\n -x NCCL_ALGO=Ring\n)\nmpirun ${ARGS[@]}", [(3, "ALGO", "Ring")]),
+        ("python -x NCCL_ALGO=Ring", []),
+        (
+            "docker run -e NCCL_ALGO=Ring --env=NCCL_NET=IB i",
+            [(1, "ALGO", "Ring"), (1, "NET", "IB")],
+        ),
+        ("srun --export=ALL,NCCL_ALGO=Ring,NCCL_NET=IB a", [(1, "ALGO", "Ring"), (1, "NET", "IB")]),
+        ("srun --export ALL,NCCL_ALGO=Ring a", [(1, "ALGO", "Ring")]),
+        ("srun --export=ALL,NCCL_ALGO=$A a", [(1, "ALGO", None)]),
+        ("srun --export=ALL,'\"NCCL_ALGO=ring,tree\"' a", [(1, "ALGO", "ring,tree")]),
+        ("#!/bin/bash\n#SBATCH -N 2\n#SBATCH --export=ALL,NCCL_NET=IB # c\n", [(3, "NET", "IB")]),
+        ("true\n#SBATCH --export=ALL,NCCL_NET=IB\n", []),
+        ("bash -c 'export NCCL_ALGO=Ring; torchrun a'", [(1, "ALGO", "Ring")]),
+        ("srun bash -lc '\n export NCCL_ALGO=Ring\n torchrun a'", [(2, "ALGO", "Ring")]),
+        ('bash -c "a \\\n && export NCCL_ALGO=Ring"', [(2, "ALGO", "Ring")]),
+        ('bash -c "export NCCL_ALGO=$A"', [(1, "ALGO", None)]),
+        ("bash a.sh -c NCCL_ALGO=Ring", []),
+    ],
+)
+def test_what_holds_for_one_command(text: str, expected: list[object]) -> None:
+    assert alone(text) == expected
+    assert held(text) == []
+    assert faults(text) == []
+
+
+def test_here_documents_are_somebody_elses_text() -> None:
+    text = (
+        "cat >a <<EOF && cat <<-'X' >b\nexport NCCL_ALGO=Ring 'x\nEOF\n\texport NCCL_NET=IB\n\tX\n"
+        "export NCCL_DEBUG=WARN\ncat <<<'export NCCL_PROTO=LL'\n"
+    )
+    assert held(text) == [(6, "DEBUG", "WARN")]
+    assert faults(text) == []
+
+
+def test_branches_loops_and_functions_are_not_certain() -> None:
+    text = (
+        "export NCCL_A=1\nif x; then export NCCL_B=1; fi\nexport NCCL_C=1\n"
+        "for i in 1 2; do\n export NCCL_D=1\ndone\nf() {\n export NCCL_E=1\n}\n"
+        "x && export NCCL_F=1\n(export NCCL_G=1)\ncase $1 in a) export NCCL_H=1 ;; esac\n"
+        "function g {\n export NCCL_I=1\n}\nexport NCCL_J=1\n"
+    )
+    certain = {s.name[-1]: s.certain for s in read(text).settings}
+    assert certain == {c: c in "ACJ" for c in "ABCDEFGHIJ"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("NCCL_ALGO=Ring\ntorchrun a", [("not-exported", "ALGO", 1)]),
+        ("set -a\nset +a\nNCCL_ALGO=Ring", [("not-exported", "ALGO", 3)]),
+        ("set -o allexport\nNCCL_ALGO=Ring", []),
+        ("HOST=a\nexport NCCL_ALGO=Ring", []),
+        ("export NCCL_ALGO\nNCCL_ALGO=Ring", []),
+        ("NCCL_ARGS='-x A'", []),
+        ("export NCCL_ALGO = Ring", [("spaces-around-equals", "ALGO", 1)]),
+        ("export NCCL_ALGO= Ring", [("spaces-around-equals", "ALGO", 1)]),
+        ("export NCCL_ALGO =Ring", [("spaces-around-equals", "ALGO", 1)]),
+        ("NCCL_DEBUG = INFO", [("spaces-around-equals", "DEBUG", 1)]),
+        ("NCCL_DEBUG= INFO", [("spaces-around-equals", "DEBUG", 1)]),
+        ("NCCL_DEBUG= torchrun", []),
+        ('export NCCL_DEBUG="" NCCL_NET', []),
+        ("HOST = a", []),
+        ("export NCCL-ALGO=Ring", [("misspelt", "", 1)]),
+        ("export NCCL_ALGO=Ring\r\n", [("carriage-return", "ALGO", 1)]),
+        ("a\nexport NCCL_ALGO='Ring\nexport NCCL_NET=IB\n", [("unterminated-quote", "", 2)]),
+        ("export NCCL_ALGO=$(cat", [("unterminated-quote", "", 1)]),
+        (
+            "export NCCL_NET=IB\nsrun --export=NCCL_ALGO=Ring a",
+            [("not-passed-on", "NET", 2)],
+        ),
+        ("export NCCL_NET=IB\nsrun --export=NONE a", [("not-passed-on", "NET", 2)]),
+        ("export NCCL_NET=IB\nsrun --export=$V a", []),
+        ("export NCCL_NET=IB\nsrun --export=ALL,A=1 a", []),
+        ("srun --export=NCCL_ALGO=Ring a", []),
+        ("export NCCL_NET=IB\nunset NCCL_NET\nsrun --export=NONE a", []),
+        ("srun --export=ALL,NCCL_ALGO=ring,tree a", [("cut-at-comma", "ALGO", 1)]),
+        ("srun --export=ALL,NCCL_IB_HCA='mlx5_0,mlx5_1' a", [("cut-at-comma", "IB_HCA", 1)]),
+        ("srun --export=ALL,NCCL_DEBUG_SUBSYS=INIT,ENV a", [("cut-at-comma", "DEBUG_SUBSYS", 1)]),
+        ("srun --export=ALL,NCCL_IB_HCA=mlx5_0,HOME a", []),
+        ("srun --export=ALL,\"NCCL_ALGO='ring,tree'\" a", [("quotes-kept", "ALGO", 1)]),
+    ],
+)
+def test_slips_in_scripts(text: str, expected: list[object]) -> None:
+    assert faults(text) == expected
+
+
+def test_a_carriage_return_does_not_hide_the_value() -> None:
+    assert held("export NCCL_ALGO=Ring\r\n") == [(1, "ALGO", "Ring")]
+
+
+def test_a_name_that_is_taken_away_is_told() -> None:
+    [setting] = read("a\nunset NCCL_NVLS_ENABLE PATH").settings
+    assert (setting.name, setting.line, setting.unset) == ("NCCL_NVLS_ENABLE", 2, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", []),
+        ("a,b", ["a", "b"]),
+        ("a,,b,", ["a", "b"]),
+        ("'a,b',c", ["a,b", "c"]),
+        ("A='a,b',c", ["A='a,b'", "c"]),
+        ("'a,b", ["'a,b"]),
+    ],
+)
+def test_how_slurm_cuts_its_list(text: str, expected: list[str]) -> None:
+    assert slurm_pieces(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "setting", "fault"),
+    [
+        ("NCCL_NET=IB", [(1, "NET", "IB")], []),
+        ("#NCCL_NET=IB\n\nNCCL_NET=IB\r\n", [(3, "NET", "IB")], []),
+        ("NCCL_SOCKET_IFNAME==eth0", [(1, "SOCKET_IFNAME", "=eth0")], []),
+        ('NCCL_NET="IB"', [(1, "NET", "IB")], [("quotes-kept", "NET", 1)]),
+        ("NCCL_NET='IB'", [(1, "NET", "IB")], [("quotes-kept", "NET", 1)]),
+        ("NCCL_NET=IB # b", [(1, "NET", "IB")], [("comment-in-value", "NET", 1)]),
+        ("NCCL_NET=$N", [(1, "NET", None)], [("not-expanded", "NET", 1)]),
+        ("NCCL_NET = IB", [], [("spaces-around-equals", "NET", 1)]),
+        ("NCCL_NET= IB", [(1, "NET", "IB")], [("spaces-around-equals", "NET", 1)]),
+        ("NCCL_NET=IB ", [(1, "NET", "IB")], [("spaces-around-equals", "NET", 1)]),
+        ("NCCL_BUFFSIZE= 4194304", [(1, "BUFFSIZE", "4194304")], []),
+        ("export NCCL_NET=IB", [], [("export-in-file", "NET", 1)]),
+        ("PATH=/bin\nOTHER='x'", [], []),
+    ],
+)
+@pytest.mark.parametrize("format", ["nccl.conf", "docker"])
+def test_lines_that_no_shell_reads(
+    format: Format, text: str, setting: list[object], fault: list[object]
+) -> None:
+    assert held(text, format) == setting
+    found = [item for item in faults(text, format) if item[0] != "set-by-nccl"]
+    assert found == fault
+
+
+def test_what_only_nccl_does_with_its_file() -> None:
+    assert faults(" NCCL_NET=IB", "nccl.conf")[0] == ("spaces-around-equals", "NET", 1)
+    assert faults("NCCL_DEBUG", "nccl.conf") == [("not-a-setting", "", 1)]
+    assert ("cut-short", "NET", 1) in faults(f"NCCL_NET={'a' * 1024}", "nccl.conf")
+    assert ("cut-short", "NET", 1) not in faults(f"NCCL_NET={'a' * 1023}", "nccl.conf")
+    for name in ("TORCH_NCCL_BLOCKING_WAIT", "LD_LIBRARY_PATH", "NCCL_CONF_FILE"):
+        found = read(f"{name}=1", "nccl.conf").findings
+        assert ("read-too-late", name) in [(item.rule, item.name) for item in found]
+    # It is told once a file, at its first setting.
+    assert faults("\nNCCL_NET=IB\nNCCL_ALGO=Ring", "nccl.conf") == [("set-by-nccl", "NET", 2)]
+
+
+def test_what_only_docker_does() -> None:
+    assert held("\ufeff  NCCL_NET=IB\nNCCL_ALGO\n", "docker") == [(1, "NET", "IB")]
+    assert faults("  NCCL_NET=IB\nNCCL_ALGO\n  # NCCL_A B\n", "docker") == []
+    assert faults("NCCL_ALGO Ring", "docker") == [("not-a-setting", "", 1)]
+
+
+def test_where_only_the_lines_speak_for_docker_the_readers_differ() -> None:
+    found = read_env_file("job.env", b'NCCL_NET="IB"\nNCCL_ALGO=Ring # x\nNCCL_DEBUG=WARN\n')
+    assert (found.format, found.guessed) == ("docker", True)
+    assert [(f.rule, f.line) for f in found.findings] == [
+        ("depends-on-reader", 1),
+        ("depends-on-reader", 2),
+    ]
+    assert [s.value for s in found.settings] == ["IB", "Ring", "WARN"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "expected"),
+    [
+        ("nccl.conf", "export A=1", "nccl.conf"),
+        ("/home/a/.nccl.conf", "A=1", "nccl.conf"),
+        ("a.sh", "A=1", "shell"),
+        ("job.sbatch", "A=1", "shell"),
+        ("a", "#!/bin/sh\nA=1", "shell"),
+        ("a", "#SBATCH -N 2\nA=1", "shell"),
+        ("a", "A=1\n#SBATCH -N 2\n", "shell"),
+        ("best.env", "# a\nexport A=1\n", "shell"),
+        ("a.env", "A=1\n  export B=1\n", "shell"),
+        ("a.env", "A=1 torchrun\n", "docker"),
+        ("a.env", "torchrun a\n", "shell"),
+        ("a.env", "# a\n\nA=1\nB\nC = 2\n", "docker"),
+        ("a.env", "# nothing\n", "shell"),
+        ("-", "A=1\n", "docker"),
+    ],
+)
+def test_the_format_is_told_by_name_and_lines(file: str, content: str, expected: str) -> None:
+    if content.startswith("#SBATCH"):
+        content = f"\n{content}"
+    assert guess_format(file, content.encode())[0] == expected
+
+
+def test_a_file_for_docker_by_name_is_not_guessed() -> None:
+    assert guess_format("docker.env", b"A=1") == ("docker", False)
+
+
+def test_the_environment() -> None:
+    found = environment_settings({"NCCL_NET": "IB", "PATH": "/bin", "CUDA_LAUNCH_BLOCKING": "1"})
+    assert [(s.name, s.value, s.line, s.place) for s in found] == [
+        ("CUDA_LAUNCH_BLOCKING", "1", None, "environment"),
+        ("NCCL_NET", "IB", None, "environment"),
+    ]
+
+
+def unreadable(path: Path) -> str:
+    with pytest.raises(UsageError) as caught:
+        read_env_file(str(path), load(path))
+    return str(caught.value).removeprefix(str(path))
+
+
+def test_what_cannot_be_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "zeros").write_bytes(b"NCCL_NET=IB\0")
+    (tmp_path / "large").write_bytes(b"#" * (LARGEST + 1))
+    (tmp_path / "a.yaml").write_text("env: {}")
+    assert unreadable(tmp_path / "missing") == ": cannot be read: No such file or directory"
+    assert unreadable(tmp_path) == ": is no file; give - to read what is piped in"
+    assert unreadable(tmp_path / "fifo") == ": is no file; give - to read what is piped in"
+    assert unreadable(Path("/dev/zero")) == ": is no file; give - to read what is piped in"
+    assert unreadable(tmp_path / "zeros") == ": holds NUL bytes: no text file"
+    assert unreadable(tmp_path / "large") == f": larger than {LARGEST} bytes: no file of settings"
+    assert unreadable(tmp_path / "a.yaml").startswith(": is YAML; lint reads shell files")
+    assert "cannot be read" in unreadable(Path("a\0b"))
+    assert "cannot be read: File name too long" in unreadable(tmp_path / ("a" * 300))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_is_not_ours_to_read(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("NCCL_NET=IB")
+    path.chmod(0)
+    assert unreadable(path) == ": cannot be read: Permission denied"
+
+
+def test_bytes_that_are_no_utf8_are_read_all_the_same() -> None:
+    content = b"# caf\xe9\nexport NCCL_NET=\xff NCCL_ALGO=Ring\n"
+    assert [s.name for s in read_env_file("a", content).settings] == ["NCCL_NET", "NCCL_ALGO"]
+
+
+PIECES = [
+    *("export ", "set -a", "set", "export", "unset ", "\n", " ", ";", "&&", "||", "|", "(", ")"),
+    *("{", "}", "if ", "fi", "case x in", "esac", "'", '"', "\\", "\\\n", "`", "$(", "${", "#"),
+    *("#SBATCH --export=", "srun --export=ALL,", "mpirun -x ", "env ", "bash -c ", "<<EOF\n"),
+    *("EOF\n", "<", ">", "2>", "A=(", "\r\n", "\t", "=", "+=", " = ", "\x1b[31m", "\xff", "-e "),
+    *(
+        "1",
+        "0",
+        "-1",
+        "8M",
+        "true",
+        "INFO",
+        "Ring",
+        "ring;allreduce:tree",
+        "^LL",
+        "=eth0",
+        "9" * 30,
+    ),
+]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_text_is_read_and_every_line_number_exists(seed: int) -> None:
+    chance = random.Random(seed)
+    known = [*names(), "TORCH_NCCL_BLOCKING_WAIT", "CUDA_DEVICE_MAX_CONNECTIONS", "NNCL_ALGO"]
+    for _ in range(60):
+        parts = [chance.choice([*PIECES, f"{chance.choice(known)}="]) for _ in range(20)]
+        content = "".join(parts).encode("latin-1")
+        for format in (None, "shell", "nccl.conf", "docker"):
+            found = read_env_file("a", content, format)  # type: ignore[arg-type]
+            findings = [*found.findings, *lint(found.settings, Circumstances())]
+            lines = {s.line for s in found.settings} | {f.line for f in findings}
+            assert lines <= set(range(1, content.count(b"\n") + 2)), content
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_bytes_end_with_settings_or_a_message(seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(100):
+        content = chance.randbytes(chance.randint(0, 80)).replace(b"\0", b"$")
+        for format in ("shell", "nccl.conf", "docker"):
+            read_env_file("a", content, format)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("unit", ["'", "$(", "`\\", "(", "<<A ", "if ", "A=(", "'\\''", "${", "\\"])
+def test_no_text_takes_more_than_its_length(unit: str) -> None:
+    # Twice the text may not take ten times as long: that would be hours for a megabyte.
+    def seconds(count: int) -> float:
+        begin = time.process_time()
+        read_env_file("a", (unit * count).encode(), "shell")
+        return time.process_time() - begin
+
+    seconds(500)
+    assert seconds(16_000) < 10 * max(seconds(8_000), 0.02)
