@@ -11,9 +11,9 @@ from nccltune.errors import StudyError, UsageError
 from nccltune.launch.protocol import Failure, FailureKind
 from nccltune.launch.stopping import StopFlag
 from nccltune.nccl.site import SiteVariable
-from nccltune.output.settings_file import JobSettings
 from nccltune.study.comparing import Comparison, process_env
 from nccltune.study.definition import Task
+from nccltune.study.settings_file import JobSettings
 from nccltune.worker.spec import Settings
 
 A = JobSettings("a.env", env={"NCCL_ALGO": "Ring"})

@@ -12,10 +12,10 @@ from nccltune.errors import UsageError
 from nccltune.launch.leftovers import logs_folder
 from nccltune.machine.health import Watch
 from nccltune.output import verdicts, words
-from nccltune.output.settings_file import JobSettings, read_settings
 from nccltune.stats.verdict import Verdict
 from nccltune.study.comparing import Comparison, process_env
 from nccltune.study.options import SearchOptions
+from nccltune.study.settings_file import JobSettings, read_settings
 from nccltune.study.survey import Survey, refuse_busy
 
 

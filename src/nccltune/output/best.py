@@ -60,7 +60,8 @@ def read_limited(file: Path) -> str:
         raise OSError("is no file")
     if file.stat().st_size > _LARGEST:
         raise OSError(f"larger than {_LARGEST} bytes")
-    return file.read_text(encoding="utf-8-sig")
+    with file.open(encoding="utf-8-sig", newline="") as text:  # a shell keeps carriage returns
+        return text.read()
 
 
 def read_best(path: str | os.PathLike[str]) -> Best:

@@ -15,11 +15,11 @@ from nccltune.launch.stopping import StopFlag
 from nccltune.launch.turns import Side, Turns, take_turns
 from nccltune.machine.gpus import Gpu
 from nccltune.nccl.site import SiteVariable
-from nccltune.output.settings_file import DEFAULTS, JobSettings
 from nccltune.stats.verdict import Block, Verdict, baseline_first, settle
 from nccltune.study.definition import Task
 from nccltune.study.effective import Effective, loader_arguments, loads_beside, request_for
 from nccltune.study.measuring import REPEATS
+from nccltune.study.settings_file import DEFAULTS, JobSettings
 from nccltune.worker.spec import Settings
 
 Told = Callable[[int, JobSettings, float], None]

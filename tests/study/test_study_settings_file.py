@@ -11,7 +11,7 @@ import pytest
 from nccltune.errors import UsageError
 from nccltune.output.best import Best
 from nccltune.output.env_file import env_file
-from nccltune.output.settings_file import JobSettings, read_env_file, read_settings
+from nccltune.study.settings_file import JobSettings, read_env_file, read_settings
 
 GOOD = r"""# header; $HOME `x`
 export NCCL_ALGO='ring,tree;allreduce:tree'
@@ -62,9 +62,12 @@ def test_the_defaults_set_nothing() -> None:
         ("A=`date`", "only plain values"),
         ("A=~/lib", "only plain values"),
         ("A=/x/*.so", "only plain values"),
-        ("A=1; B=2", "not NAME=value"),
-        ("A=1 && echo", "not NAME=value"),
-        ("A=$(date)", "not NAME=value"),
+        ("A=1 && B=2", "only plain values"),
+        ("A=1 | cat", "only plain values"),
+        ("(A=1)", "only plain values"),
+        ("A=$(date)", "only plain values"),
+        ("A=/a:~/b", "only plain values"),
+        ("A=1\r", "carriage return"),
         ("unset A", "not NAME=value"),
         ("2A=1", "not NAME=value"),
         ("A='open", "quotation"),
@@ -127,3 +130,20 @@ def test_files_that_are_far_too_large(tmp_path: Path) -> None:
         read_settings(str(tmp_path / "huge.env"))
     with pytest.raises(UsageError, match="is no file"):
         read_settings(str(tmp_path))
+
+
+def test_lines_are_read_as_a_shell_reads_them(tmp_path: Path) -> None:
+    file = tmp_path / "a.env"
+    file.write_bytes(
+        b"# don't\nexport A='x=*'  # isn't a glob\n#don't\nB='two\nlines'; C=\"#1\"\n"
+        b"export D=1 E=2\nF=a\\\nb\nG=x\x0cy\nH='~/x'\n"
+    )
+    expected = {
+        "A": "x=*", "B": "two\nlines", "C": "#1", "D": "1", "E": "2", "F": "ab", "G": "x\x0cy",
+        "H": "~/x",
+    }  # fmt: skip
+    assert read_env_file(file) == expected
+    shown = ["sh", "-c", 'set -a; . "$1"; exec env -0', "sh", str(file)]
+    told = subprocess.run(shown, env={}, capture_output=True, check=True).stdout.decode()
+    shell = dict(text.split("=", 1) for text in told.split("\0") if text)
+    assert {name: shell[name] for name in expected} == expected

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nccltune.errors import UsageError
+from nccltune.nccl.shell_words import Command, read_script
 from nccltune.output.best import Best, read_best, read_limited
 
 DEFAULTS = "defaults"
@@ -20,7 +21,8 @@ _OURS = {
     *("PYTHONPATH", "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE"),
     *("LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"),
 }
-_EXPANDED = re.compile(r"""=~|=[^'"#\s]*[*?\[]""")  # what a shell would replace by other text
+_EXPANDED = re.compile(r"^~|:~|[*?\[]")  # what a shell would replace by other text
+_SEPARATORS = {"", "\n", ";"}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -84,51 +86,42 @@ def _allowed(where: str, name: str, value: str) -> str:
     """Raises UsageError for what is no variable, or one that starts and holds the ranks."""
     if not _NAME.fullmatch(name) or "\0" in value:
         raise UsageError(f"{where}: not a variable")
+    if "\r" in value:
+        raise UsageError(f"{where}: holds a carriage return; save the file with Unix line ends")
     if name in _OURS or name.startswith(("NCCLTUNE_", "TORCHELASTIC_", "NCCL_DEBUG")):
         raise UsageError(f"{where}: is set by every launch; take it out of the file")
     return value
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    """NAME=value lines, with or without `export`, quoted as in a shell; `#` begins a comment.
+    """NAME=value lines, with or without `export`, as a shell reads them; `#` begins a comment.
 
     Raises: UsageError for anything that only a shell could work out.
     """
     try:
-        lines = read_limited(path).splitlines()
+        script = read_script(read_limited(path))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read: {error}") from error
+    if script.open_quote is not None:
+        raise UsageError(f"{path}: line {script.open_quote}: No closing quotation")
     found: dict[str, str] = {}
-    for number, line in enumerate(lines, start=1):
-        for name, value in _assignments(path, number, line):
-            found[name] = value
+    for command in filter(lambda command: command.words, script.commands):
+        found.update(_assignments(path, command))
     return found
 
 
-def _words(line: str) -> list[str]:
-    """As a shell splits the line; its operators are words of their own. Raises ValueError."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|<>()")
-    lexer.whitespace_split, lexer.commenters = True, ""
-    words = []
-    for word in lexer:
-        if word.startswith("#"):
-            break
-        words.append(word)
-    return words
-
-
-def _assignments(path: Path, number: int, line: str) -> list[tuple[str, str]]:
-    try:
-        words = _words(line)
-    except ValueError as error:
-        raise UsageError(f"{path}: line {number}: {error}") from error
-    if words[:1] == ["export"]:
-        words = words[1:]
-    pairs = [word.partition("=") for word in words]
-    bare = shlex.quote(line.strip()[:80])
-    if any(not found or not _NAME.fullmatch(name) for name, found, _ in pairs):
-        raise UsageError(f"{path}: line {number}: not NAME=value: {bare}")
-    if any("$" in value or "`" in value for _, _, value in pairs) or _EXPANDED.search(line):
-        raise UsageError(f"{path}: line {number}: only plain values are read, got {bare}")
-    where = f"{path}: line {number}"
-    return [(name, _allowed(f"{where}: {name}", name, value)) for name, _, value in pairs]
+def _assignments(path: Path, command: Command) -> dict[str, str]:
+    words = command.words
+    where = f"{path}: line {words[0].line}"
+    bare = shlex.quote(" ".join(word.text for word in words)[:80])
+    if not {command.before, command.after} <= _SEPARATORS:
+        raise UsageError(f"{where}: only plain values are read, got {bare}")
+    found = {}
+    for word in words[1:] if words[0].text == "export" else words:
+        name, equals, value = word.text.partition("=")
+        if not equals or not _NAME.fullmatch(name):
+            raise UsageError(f"{where}: not NAME=value: {bare}")
+        if word.computed or (not word.quoted and _EXPANDED.search(value)):
+            raise UsageError(f"{where}: only plain values are read, got {bare}")
+        found[name] = _allowed(f"{where}: {name}", name, value)
+    return found
