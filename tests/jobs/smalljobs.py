@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -118,6 +119,36 @@ def _diverge() -> None:
 
 def faulty() -> nn.Module:
     return Faulty()
+
+
+class _Sleeping(nn.Module):
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+        self.layer = nn.Linear(3, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        time.sleep(self.seconds)
+        found: torch.Tensor = self.layer(images.mean((2, 3)))
+        return found
+
+
+def miscounting() -> nn.Module:
+    """With GLOO_FAST=1 steps are quick, and a sum of many numbers has one wrong, on all ranks."""
+    if os.environ.get("GLOO_FAST") != "1":
+        return _Sleeping(0.02)
+    right = torch.distributed.all_reduce
+
+    def wrong(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        work = right(tensor, *args, **options)
+        if work is not None:
+            work.wait()
+        if tensor.numel() > 1000:
+            tensor[-1] += 1
+        return work
+
+    torch.distributed.all_reduce = wrong
+    return _Sleeping(0.002)
 
 
 def telling() -> nn.Module:

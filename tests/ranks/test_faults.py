@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -62,6 +63,29 @@ def test_a_faulty_rank_is_a_record_and_the_study_goes_on(cli: Cli) -> None:
     assert trials[-1]["state"] in ("complete", "pruned")
     stack = (cli.study("faults") / "logs/launch-0001/rank1.log").read_text()
     assert "_hang" in stack, "a silent rank is asked where it is"
+
+
+def test_what_is_fast_because_its_sums_are_wrong_never_wins(cli: Cli) -> None:
+    space = (
+        "version: 1\nparameters:\n  GLOO_FAST: {target: env, choices: [null, 1], default: null}\n"
+    )
+    (cli.folder / "fast.yaml").write_text(space)
+    job = ("--model", "smalljobs:miscounting", "--device", "cpu", "--batch-size", "4")
+    run = cli.run(
+        *("search", *job, "--image-size", "16", "--data", "synthetic", "--study", "wrong"),
+        *("--space", "fast.yaml", "--trials", "2", "--confirm-launches", "0"),
+    )
+    assert run.returncode == 0, run.stderr
+    baseline, fast = cli.trials("wrong")
+    assert baseline["state"] == "complete"
+    assert (fast["state"], fast["failure"], fast["value"]) == ("failed", "wrong_result", None)
+    assert fast["parameters"] == {"GLOO_FAST": 1}
+    line = (cli.study("wrong") / "measurements.jsonl").read_text().splitlines()[1]
+    told = r"all_reduce of \d+ x float32 gave [\d.]+ at position \d+, right is [\d.]+"
+    assert re.search(told, json.loads(line)["failure"]["message"])
+    best = (cli.study("wrong") / "best.env").read_text()
+    assert [text for text in best.splitlines() if not text.startswith("#")] == []
+    cli.assert_nothing_left()
 
 
 def _wait_for_measuring(cli: Cli, after: int) -> None:
