@@ -45,6 +45,14 @@ def test_the_options_of_search() -> None:
     assert options("search") == SEARCH
 
 
+def test_names_may_be_given_one_by_one_or_with_commas() -> None:
+    assert isinstance(app, click.Group)
+    given = ["--only", "NCCL_ALGO,bucket_cap_mb", "--only", "loader", "--exclude", "batch, ddp"]
+    found = app.commands["search"].make_context("search", given).params
+    assert found["only"] == ("NCCL_ALGO", "bucket_cap_mb", "loader")
+    assert found["exclude"] == ("batch", "ddp")
+
+
 def test_the_options_of_compare() -> None:
     of_the_job = {
         "--model", "--device", "--backend", "--nproc-per-node", "--launcher", "--python",

@@ -32,6 +32,13 @@ def launches(_context: click.Context, parameter: click.Parameter, value: int) ->
     return value
 
 
+def listed(
+    _context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Names that were given one by one, or several with commas between them."""
+    return tuple(name.strip() for text in value for name in text.split(","))
+
+
 def measure_seconds(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The option, for the verbs that measure."""
     return click.option(
@@ -144,14 +151,16 @@ def measure_seconds(text: str) -> Callable[[Callable[..., Any]], Callable[..., A
 @click.option(
     "--only",
     multiple=True,
-    metavar="NAME",
-    help="Search only this parameter or target (env, ddp, loader, batch). Repeatable.",
+    callback=listed,
+    metavar="NAME,...",
+    help="Search only these parameters or targets (env, ddp, loader, batch). Repeatable.",
 )
 @click.option(
     "--exclude",
     multiple=True,
-    metavar="NAME",
-    help="Do not search this parameter or target. Repeatable.",
+    callback=listed,
+    metavar="NAME,...",
+    help="Do not search these parameters or targets. Repeatable.",
 )
 @click.option("--allow-guarded", is_flag=True, help="Also search what the space marks as guarded.")
 @click.option("--allow-unsafe", is_flag=True, help="Also search what the space marks as unsafe.")
