@@ -20,7 +20,7 @@ SEARCH = {
     "--data", "--precision", "--channels-last", "--cudnn-benchmark", "--no-cudnn-benchmark",
     "--fix", "--only", "--exclude", "--allow-guarded", "--allow-unsafe", "--study", "--studies-dir",
     "--new", "--seed", "--dry-run", "--json", "--measure-seconds", "--confirm-launches",
-    "--search-anyway",
+    "--search-anyway", "--unpin",
 }  # fmt: skip
 SHOW = {"--trial", "--studies-dir", "--json"}
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from nccltune.errors import StudyError
+from nccltune.errors import StudyError, UsageError
 from nccltune.launch.environment import (
     DIAGNOSTIC,
     launch_environment,
     nccl_log_variables,
     refuse_overrides,
+    without_unpinned,
 )
 from nccltune.launch.plan import LaunchPlan, LaunchSettings, torchrun_argv
 from nccltune.launch.stopping import StopFlag
@@ -168,3 +169,38 @@ def test_gpus_are_numbered_as_the_driver_does_unless_the_user_says_how() -> None
     assert "CUDA_DEVICE_ORDER" not in planned("gloo", {}).added
     own = planned("nccl", {}, gpus, CUDA_DEVICE_ORDER="FASTEST_FIRST")
     assert "CUDA_DEVICE_ORDER" not in own.added  # theirs stays in the environment
+
+
+def test_what_is_unpinned_is_gone_from_every_launch() -> None:
+    environ = {"NCCL_ALGO": "Ring", "NCCL_BUFFSIZE": "1048576", "HOME": "/h"}
+    assert without_unpinned(environ, ("NCCL_ALGO",)) == {
+        "NCCL_BUFFSIZE": "1048576",
+        "HOME": "/h",
+    }
+    assert without_unpinned(environ, ()) == environ
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("NCCL_PROTO", "the site sets NCCL_ALGO, NCCL_CONF_FILE, NCCL_NVLS_ENABLE, .*, not this"),
+        ("HOME", "not this"),
+        ("NCCL_NVLS_ENABLE", "keeps NVLink multicast off .NCCL_NVLS_ENABLE=0., which no option"),
+        ("NVSHMEM_DISABLE_NVLS", "keeps NVLink multicast off"),
+        ("NCCL_MAX_CTAS", "is set in .*nccl.conf, which NCCL reads by itself"),
+        ("NCCL_ALGO", "nccl.conf sets it too, to 'Tree', and NCCL reads"),
+        ("NCCL_CONF_FILE", "TORCH_SYMM_MEM_DISABLE_MULTICAST would be lost with it"),
+    ],
+)
+def test_what_cannot_be_unpinned(tmp_path: Path, name: str, reason: str) -> None:
+    conf = tmp_path / "nccl.conf"
+    conf.write_text("NCCL_MAX_CTAS=4\nNCCL_ALGO=Tree\nTORCH_SYMM_MEM_DISABLE_MULTICAST=1\n")
+    environ = {
+        "NCCL_ALGO": "Ring",
+        "NCCL_CONF_FILE": str(conf),
+        "NCCL_NVLS_ENABLE": "0",
+        "NVSHMEM_DISABLE_NVLS": "1",
+        "HOME": "/h",
+    }
+    with pytest.raises(UsageError, match=f"--unpin {name}: .*{reason}"):
+        without_unpinned(environ, (name,))

@@ -110,6 +110,7 @@ def with_workload(**changes: Any) -> dict[str, Any]:
             {"site": {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_IB_DISABLE": "1"}},
             "site.NCCL_IB_DISABLE: None in the study, 1 now",
         ),
+        ({"unpinned": ("NCCL_X",)}, "--unpin: nothing in the study, ['NCCL_X'] now"),
         ({"sampler": "random"}, "sampler: tpe in the study, random asked for"),
         ({"seed": 7}, "seed: 0 in the study, 7 asked for"),
         (

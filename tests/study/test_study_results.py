@@ -114,6 +114,15 @@ def test_where_nothing_beats_the_baseline_the_file_is_its_header_alone(tmp_path:
     assert (best.env, best.ddp_kwargs, best.batch_size) == ({}, {}, 64)
 
 
+def test_what_was_unpinned_is_told_in_the_file(tmp_path: Path) -> None:
+    summary = recorded(tmp_path / "s", BASELINE, SLOWER)
+    told = "measured without NCCL_ALGO NCCL_X: take that out of the job's environment"
+    for unpinned in ([], ["NCCL_ALGO", "NCCL_X"]):
+        given = {**summary.definition, "unpinned": unpinned}
+        write_results(replace(summary, definition=given))
+        assert (told in summary.paths.best_env.read_text()) is bool(unpinned)
+
+
 def test_a_winner_by_other_settings_has_no_variable_either(tmp_path: Path) -> None:
     summary = recorded(
         tmp_path / "s", BASELINE, measurement(1, 120.0, **settings(bucket_cap_mb=50))

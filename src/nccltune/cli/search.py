@@ -162,6 +162,13 @@ def measure_seconds(text: str) -> Callable[[Callable[..., Any]], Callable[..., A
     metavar="NAME,...",
     help="Do not search these parameters or targets. Repeatable.",
 )
+@click.option(
+    "--unpin",
+    multiple=True,
+    callback=listed,
+    metavar="NAME,...",
+    help="Measure without these variables that the site has set; they can be searched then.",
+)
 @click.option("--allow-guarded", is_flag=True, help="Also search what the space marks as guarded.")
 @click.option("--allow-unsafe", is_flag=True, help="Also search what the space marks as unsafe.")
 @measure_seconds(

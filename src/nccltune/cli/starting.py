@@ -12,6 +12,7 @@ from nccltune.cli.speaking import say
 from nccltune.errors import StudyError
 from nccltune.launch.ask import JobPython
 from nccltune.launch.emulation import emulating
+from nccltune.launch.environment import without_unpinned
 from nccltune.launch.host import HostFailed, WarmHost
 from nccltune.launch.leftovers import end_leftovers, temporary_folder
 from nccltune.launch.plan import LaunchSettings
@@ -62,7 +63,8 @@ def started(
 
     Raises: NccltuneError for whatever cannot work.
     """
-    stop, environ = StopFlag(), emulating(os.environ, options.emulate_hosts)
+    own = without_unpinned(os.environ, options.unpin)
+    stop, environ = StopFlag(), emulating(own, options.emulate_hosts)
     python = find_python(options.python)
     data_source(options.data)
     with stop.installed(), temporary_folder() as folder, contextlib.ExitStack() as stack:
@@ -143,6 +145,8 @@ def tell_setting(found: Survey) -> None:
         f"{workload.precision}, {task.num_workers} loader workers a rank"
     )
     say(f"machine: {found.machine.summary()}; torch {found.machine.torch}")
+    if found.options.unpin:
+        say(f"measured without {' '.join(found.options.unpin)}, which the site sets (--unpin)")
     pinned = [v for v in found.site.values() if v.name != "LD_LIBRARY_PATH"]
     if pinned and workload.backend == "nccl":
         listed = " ".join(f"{v.name}={v.value}" for v in pinned)

@@ -99,6 +99,7 @@ def definition_of(found: Survey, space: ResolvedSpace, probe: dict[str, Any] | N
         command=found.options.command,
         probe=probe,
         site={name: v.value for name, v in found.site.items() if name not in DIAGNOSTIC},
+        unpinned=found.options.unpin,
     )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from nccltune.errors import StudyError
-from nccltune.nccl.site import SiteVariable, protects_multicast
+from nccltune.errors import StudyError, UsageError
+from nccltune.nccl.site import SiteVariable, protects_multicast, site_variables
 
 DIAGNOSTIC = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
 """Set by every launch of ours so that NCCL's log can be read; never part of a result."""
@@ -33,10 +33,52 @@ def launch_environment(
     Raises: StudyError when a trial would change one.
     """
     refuse_overrides(site, added)
-    protecting = {n: v.value for n, v in site.items() if protects_multicast(n, v.value)}
     # PET_* would change torchrun's own options.
     kept = {name: value for name, value in base.items() if not name.startswith("PET_")}
-    return {**kept, **added, **protecting}
+    return {**kept, **added, **_protecting(site)}
+
+
+def without_unpinned(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """The tuner's environment for launches without these variables of the site.
+
+    Raises: UsageError for what the environment does not set, what NCCL would find all the same, and
+    what keeps NVLink multicast off.
+    """
+    site = site_variables(environ)
+    for name in names:
+        held = site.get(name)
+        if held is None:
+            listed = ", ".join(sorted(n for n, v in site.items() if v.source == "environment"))
+            raise UsageError(f"--unpin {name}: the site sets {listed or 'nothing'}, not this")
+        if protects_multicast(name, held.value):
+            raise UsageError(
+                f"--unpin {name}: it keeps NVLink multicast off ({name}={held.value}), which no "
+                "option undoes"
+            )
+        if held.source != "environment":
+            raise UsageError(
+                f"--unpin {name}: it is set in {held.source}, which NCCL reads by itself; take it "
+                "out of that file"
+            )
+    left = {name: value for name, value in environ.items() if name not in names}
+    for name in names:
+        if (behind := site_variables(left).get(name)) is not None:
+            raise UsageError(
+                f"--unpin {name}: {behind.source} sets it too, to {behind.value!r}, and NCCL reads "
+                "that file by itself; take it out of there"
+            )
+    lost = _protecting(site).keys() - _protecting(site_variables(left)).keys()
+    if lost:  # with the file that a variable names, say
+        raise UsageError(
+            f"--unpin {' '.join(names)}: {', '.join(sorted(lost))} would be lost with it, which "
+            "keeps NVLink multicast off"
+        )
+    return left
+
+
+def _protecting(site: Mapping[str, SiteVariable]) -> dict[str, str]:
+    """The variables that keep NVLink multicast off."""
+    return {n: v.value for n, v in site.items() if protects_multicast(n, v.value)}
 
 
 def refuse_overrides(site: Mapping[str, SiteVariable], added: Mapping[str, str]) -> None:

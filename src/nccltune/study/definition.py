@@ -58,6 +58,8 @@ class Definition:
     site: Mapping[str, str]
     """The site's variables: they hold in every launch, so other ones make another study."""
     created: str = ""
+    unpinned: tuple[str, ...] = ()
+    """Variables of the site that no launch has."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -69,6 +71,7 @@ class Definition:
             "seed": self.seed,
             "machine": self.machine.to_dict(),
             "site": dict(self.site),
+            **({"unpinned": sorted(self.unpinned)} if self.unpinned else {}),
             "probe": None if self.probe is None else dict(self.probe),
             "space": self.space.to_dict(),
         }
@@ -110,6 +113,9 @@ def differences(stored: Mapping[str, Any], wanted: Definition) -> Iterator[str]:
         if stored[name] != new[name]:
             yield f"{name}: {stored[name]} in the study, {new[name]} asked for"
     yield from _compare("site", stored["site"], new["site"])
+    before, now = stored.get("unpinned", []), sorted(wanted.unpinned)
+    if before != now:
+        yield f"--unpin: {before or 'nothing'} in the study, {now or 'nothing'} now"
     old_machine = Machine.from_dict(stored["machine"]).comparable()
     yield from _compare("machine", old_machine, wanted.machine.comparable())
     old_space = ResolvedSpace.from_dict(stored["space"])

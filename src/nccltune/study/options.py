@@ -38,6 +38,7 @@ class SearchOptions:
     fix: Mapping[str, Value] = field(default_factory=dict)
     only: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    unpin: tuple[str, ...] = ()
     allow_guarded: bool = False
     allow_unsafe: bool = False
     study: str | None = None

@@ -104,4 +104,8 @@ def _header(summary: Summary, own: Outcome) -> list[str]:
         lines.append("no variable to set: keep NCCL's defaults")
         if own.trial.number:
             lines.append("what this trial changed is in best.yaml, for nccltune.load")
+    if unpinned := summary.definition.get("unpinned"):
+        lines.append(
+            f"measured without {' '.join(unpinned)}: take that out of the job's environment"
+        )
     return lines
