@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,17 @@ class Cli:
         while self.processes() and time.monotonic() < deadline:
             time.sleep(0.05)
         assert self.processes() == []
+
+
+def shared_memory(ours: Collection[int] = ()) -> list[str]:
+    """What is in /dev/shm and not mapped by a living process other than these: others on this
+    machine use multiprocessing too.
+    """
+    names = set(os.listdir("/dev/shm"))
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        if int(maps.parent.name) in ours:
+            continue
+        with contextlib.suppress(OSError):  # it has just ended, or is not ours to read
+            text = maps.read_text()
+            names = {name for name in names if f"/dev/shm/{name}\n" not in text}
+    return sorted(names)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from running import Cli, warm_hosts
+from running import Cli, shared_memory, warm_hosts
 
 pytestmark = pytest.mark.ranks
 
@@ -121,22 +120,12 @@ def test_sigkill_loses_no_finished_trial(cli: Cli) -> None:
     tuner.kill()
     tuner.communicate(timeout=30)
     cli.assert_nothing_left()
-    assert _abandoned_semaphores() <= shared
+    assert set(shared_memory()) <= shared
     records = cli.study("faults") / "trials.jsonl"
     before = records.read_text()
     with records.open("a") as file:  # and a line that was cut while being written
         file.write('{"number":1,"sta')
     _resumes_to_three(cli, before)
-
-
-def _abandoned_semaphores() -> set[str]:
-    """Those that no living process holds: others on this machine use multiprocessing too."""
-    names = {name for name in os.listdir("/dev/shm") if name.startswith("sem.mp-")}
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):  # it has just ended, or is not ours to read
-            text = maps.read_text()
-            names = {name for name in names if f"/dev/shm/{name}\n" not in text}
-    return names
 
 
 def _resumes_to_three(cli: Cli, before: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 from nccltune.launch.protocol import Limits
 from nccltune.launch.warm import WarmLauncher
 from nccltune.worker.spec import Settings
-from running import Cli, warm_hosts
+from running import Cli, shared_memory, warm_hosts
 from workloads import WORKLOAD, launcher, left, quiet, request
 
 pytestmark = pytest.mark.ranks
@@ -37,7 +37,7 @@ def traces(starter: WarmLauncher, temporary: Path) -> dict[str, object]:
             len(os.listdir(f"/proc/{child.pid}/fd")) for child in host.children()
         ],
         "our descriptors": len(os.listdir("/proc/self/fd")),
-        "shared memory": sorted(os.listdir("/dev/shm")),
+        "shared memory": shared_memory(ours=[os.getpid(), *left()]),
         "host's files": sorted(path.name for path in warm.folder.iterdir()),
         "temporary files": sorted(os.listdir(temporary)),
     }

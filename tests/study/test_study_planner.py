@@ -17,6 +17,7 @@ from study_jobs import (
     Script,
     measurement,
     planner_of,
+    run_study,
     space_of,
 )
 
@@ -31,6 +32,7 @@ from nccltune.study.planner import (
     stage_parameters,
 )
 from nccltune.study.records import Trial
+from nccltune.study.store import Store
 
 Value = Callable[[Mapping[str, Any]], "float | None | str"]
 """Samples/s of a configuration; a text is a kind of failure."""
@@ -553,3 +555,10 @@ def test_a_trial_that_tells_no_memory_is_no_point_of_the_line(tmp_path: Path) ->
     trials = drive(planner, [], 16, ascending)
     assert sizes(trials)[:3] == [128, 256, 512]
     assert planner.rejected == {}
+
+
+def test_where_larger_batches_alone_are_searched_they_get_all_trials(tmp_path: Path) -> None:
+    space = space_of({"batch_size": PARAMETERS["batch_size"]})
+    paths = run_study(tmp_path / "s", lambda asked: float(asked.batch_size), space, 4)
+    found = [trial.parameters["batch_size"] for trial in Store(paths).trials]
+    assert found == [64, 128, 256, 512]

@@ -114,6 +114,13 @@ def test_where_nothing_beats_the_baseline_the_file_is_its_header_alone(tmp_path:
     assert (best.env, best.ddp_kwargs, best.batch_size) == ({}, {}, 64)
 
 
+def test_the_header_of_kept_defaults_names_no_trial_as_theirs(tmp_path: Path) -> None:
+    summary = recorded(tmp_path / "s", BASELINE, SLOWER, FAILED)
+    write_results(summary)
+    first = summary.paths.best_env.read_text().splitlines()[0]
+    assert first.endswith("study s, the defaults, after 3 trials")
+
+
 def test_what_was_unpinned_is_told_in_the_file(tmp_path: Path) -> None:
     summary = recorded(tmp_path / "s", BASELINE, SLOWER)
     told = "measured without NCCL_ALGO NCCL_X: take that out of the job's environment"

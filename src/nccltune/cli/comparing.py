@@ -8,7 +8,7 @@ from typing import Any
 from nccltune.cli.speaking import say
 from nccltune.cli.starting import cache_folder, end_old, started, tell_setting
 from nccltune.cli.studying import settings_for
-from nccltune.errors import UsageError
+from nccltune.errors import Interrupted, UsageError
 from nccltune.launch.leftovers import logs_folder
 from nccltune.machine.health import Watch
 from nccltune.output import verdicts, words
@@ -42,7 +42,13 @@ def run_compare(options: SearchOptions, a: str, b: str, limit: int, *, as_json: 
             stop=start.stop,
             health=Watch(found.gpus, allow_busy=options.allow_busy),
         )
-        verdict = comparison.run(one, other, limit)
+        try:
+            verdict = comparison.run(one, other, limit)
+        except Interrupted:
+            done = len(comparison.rows)
+            raise Interrupted(
+                f"stopped after {done} launches; nothing is kept of an unfinished comparison"
+            ) from None
         warnings = list(dict.fromkeys(start.launcher.warnings))
         if comparison.disturbed:
             warnings.append(verdicts.repeated(comparison.disturbed, "block"))

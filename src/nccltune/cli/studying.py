@@ -230,11 +230,12 @@ def _tell_ending(ending: Ending | None, found: Survey, paths: StudyPaths, done: 
             f"stopped after {done} of {found.options.trials} trials, all saved in {paths.folder}\n"
             f"go on with: {command_line(found.options.command)}"
         )
+    count = f"{done} trial{'' if done == 1 else 's'}"
     reasons: dict[Ending, str] = {
-        "trials": f"done: {done} trials",
+        "trials": f"done: {count}",
         "time": f"the time budget is spent after {done} of {found.options.trials} trials (a "
         "further one would end after it); the same command goes on",
-        "exhausted": f"done after {done} trials: nothing else that is legal here and could win "
+        "exhausted": f"done after {count}: nothing else that is legal here and could win "
         "something is left at your batch size (larger ones get a quarter of 8 or more trials)",
     }
     say(reasons[ending])

@@ -190,7 +190,16 @@ class Confirmation:
             return answer
         if again.word != "FASTER" or self._behind(again, whole):
             return answer  # together they did pay, or it is not known
+        shares = shares or self._only_share(reduced, again)
         return Answer(reduced, winner.number, again, whole, shares, dropped, failed)
+
+    def _only_share(self, kept: Mapping[str, Value], verdict: Verdict) -> dict[str, Verdict]:
+        """One setting or group that is left carries all that there is: its share is the gain."""
+        groups = self._groups(kept)
+        if len(groups) != 1:
+            return {}
+        [(group, names)] = groups.items()
+        return {names[0] if len(names) == 1 else group: verdict}
 
     def _behind(self, reduced: Verdict, whole: Verdict) -> bool:
         """Whether the reduced settings are slower than all of them by more than noise hides."""

@@ -106,14 +106,14 @@ def verdict_line(summary: Summary) -> str:
     """What may be said at the user's own batch size."""
     own = summary.own
     if len(summary.trials) < 2 or own is None:
-        return "no candidate was measured yet"
+        return "no candidate was measured"
     failed = f"trial {own.failed[-1]} failed when it was launched anew; " if own.failed else ""
     if own.trial is None:
         other = "other " if own.failed else ""
         return f"{failed}no {other}setting measured faster than the baseline; keep the defaults"
     if own.verdict is None:
         return (
-            f"{failed}not confirmed: the fastest in the search, which noise alone can make a trial"
+            f"{failed}not confirmed: the fastest in the search, where noise alone can put any trial"
         )
     text = verdicts.sentence(own.verdict)
     if own.verdict.word in ("WITHIN_NOISE", "SLOWER"):
@@ -136,7 +136,10 @@ def tainted(summary: Summary, *, larger: bool) -> str | None:
     found = [m.taints[0] for m in confirm if m.taints]
     if not found:
         return None
-    return f"{len(found)} of the {len(confirm)} launches behind it were disturbed: {found[0]}"
+    return (
+        f"{len(found)} of the {len(confirm)} launches behind it were disturbed, so trust it less: "
+        f"{found[0]}"
+    )
 
 
 def larger_line(summary: Summary) -> str:

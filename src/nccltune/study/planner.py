@@ -79,7 +79,9 @@ class Planner:
                 return found
         # the user's own batch size is used up: larger ones may still be open within their share
         total = budget.trials if self._left_out else len(trials) + 1
-        return self._batch(trials) if self._batch_room(trials, total) > 0 else None
+        nothing_else = all(p.target == "batch" for p in self._space.parameters)
+        room = self._batch_room(trials, total) > 0 or (self._larger and nothing_else)
+        return self._batch(trials) if room else None
 
     def leave_out(self, names: Collection[str]) -> None:
         """Vary these no more at the user's own batch size."""

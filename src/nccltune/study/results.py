@@ -9,6 +9,8 @@ import nccltune
 from nccltune.errors import NccltuneError
 from nccltune.output.best import Best
 from nccltune.output.env_file import env_file
+from nccltune.output.words import settings
+from nccltune.space import changes
 from nccltune.study.folder import StudyPaths, study_names, write_text
 from nccltune.study.outcomes import Outcome, larger_outcome, own_outcome, verdict_dict
 from nccltune.study.records import Measurement
@@ -81,6 +83,18 @@ def _with_effect(summary: Summary, measurement: Measurement) -> dict[str, str]:
     return {n: v for n, v in measurement.effective["env"].items() if n not in silent}
 
 
+def _which(summary: Summary, own: Outcome) -> str:
+    """Whose settings they are; where the defaults are kept, what was compared with them."""
+    if own.trial.number:
+        return f"trial {own.trial.number} of {len(summary.trials)}"
+    kept = f"the defaults, after {len(summary.trials)} trials"
+    answer = summary.own
+    if answer is None or answer.verdict is None or answer.trial is None:
+        return kept
+    compared = settings(changes(answer.configuration, summary.space.baseline))
+    return f"{kept}; compared with them was trial {answer.trial}: {compared}"
+
+
 def _nccl_version(summary: Summary) -> str | None:
     probe = summary.definition.get("probe") or {}
     version = probe.get("version")
@@ -92,8 +106,7 @@ def _header(summary: Summary, own: Outcome) -> list[str]:
     gpus = [f"{machine['gpus'].count(n)}x {n}" for n in dict.fromkeys(machine["gpus"])]
     hardware = ", ".join(gpus) or f"{machine['cores']} CPU cores, no GPU"
     lines = [
-        f"nccltune {nccltune.__version__}: study {summary.paths.name}, trial {own.trial.number} of "
-        f"{len(summary.trials)}",
+        f"nccltune {nccltune.__version__}: study {summary.paths.name}, {_which(summary, own)}",
         f"date: {datetime.now().astimezone().isoformat(timespec='seconds')}",
         f"command: {summary.definition['command']}",
         f"machine: {hardware}; driver {machine['driver'] or 'none'}; "

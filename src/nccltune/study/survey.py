@@ -114,6 +114,7 @@ def resolve_space(survey: Survey, probe: Mapping[str, Any] | None) -> ResolvedSp
         probed=probe is not None or backend != "nccl",
         network=known.get("network"),
         transports=tuple(known.get("transport") or ()),
+        nvlinks=all(survey.machine.nvlinks) if survey.machine.nvlinks else None,
         nccl=nccl_version(survey, probe),
         site=survey.site,
         ddp_arguments=frozenset(survey.job["ddp_arguments"]),
