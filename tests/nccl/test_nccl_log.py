@@ -245,3 +245,23 @@ def test_merging_the_parts_is_parsing_the_whole() -> None:
 def test_a_log_can_be_written_to_a_record() -> None:
     record = dataclasses.asdict(parse(LOG_2_28))
     assert json.loads(json.dumps(record, default=str))["version"] == "2.28.9"
+
+
+@pytest.mark.parametrize(
+    ("message", "found"),
+    [
+        ("NET/Plugin: Loaded net plugin AWS Libfabric (v8)", {"net": "AWS Libfabric"}),
+        ("NET/Plugin: Could not find: libnccl-net.so", {}),
+        ("NET/Plugin: Using internal network plugin.", {}),
+        ("NET/Plugin: Failed to find ncclNetPlugin_v9 symbol.", {}),
+        ("TUNER/Plugin: Using nccl_ofi_tuner (v3)", {"tuner": "nccl_ofi_tuner"}),
+        ("TUNER/Plugin: Using tuner plugin A3xTunerPlugin_v2", {"tuner": "A3xTunerPlugin_v2"}),
+        ("TUNER/Plugin: Using internal tuner plugin.", {}),
+        ("ENV/Plugin: Using ncclEnvJson (v1)", {"env": "ncclEnvJson"}),
+        ("ENV/Plugin: Closing env plugin ncclEnvDefault", {}),
+    ],
+)
+def test_plugins_that_are_not_nccls_own(message: str, found: dict[str, str]) -> None:
+    line = f"host:1:1 [0] NCCL INFO {message}"
+    assert parse(line).plugins == found
+    assert merge([parse(line), parse("")]).plugins == found

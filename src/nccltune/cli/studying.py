@@ -219,7 +219,9 @@ def _probe(
     say("probe launch: asking NCCL what the ranks talk over")
     probe = probe_machine(found, launcher, paths.logs / "probe", cache)
     network = f", network {probe['network']}" if probe["network"] else ", no network between ranks"
-    say(f"NCCL {probe['version']}: transport {'+'.join(probe['transport']) or 'none'}{network}")
+    plugins = "".join(f", {kind} plugin {name}" for kind, name in probe.get("plugins", {}).items())
+    transport = "+".join(probe["transport"]) or "none"
+    say(f"NCCL {probe['version']}: transport {transport}{network}{plugins}")
     return probe
 
 

@@ -51,6 +51,8 @@ class NcclLogs:
             "nodes": whole.nodes,
             "warnings": list(since.warnings[:5]),
         }
+        if whole.plugins:
+            found["plugins"] = dict(whole.plugins)
         if since.choices:  # only where NCCL was asked to log them
             found["choices"] = [asdict(choice) for choice in since.choices]
         return found

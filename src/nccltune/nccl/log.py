@@ -49,6 +49,7 @@ class NcclLog:
         network ready ("Using network Socket") does not count.
     coll_channels: channels for collectives, of the last communicator that was set up.
     nvls: whether all devices offer NVLink multicast.
+    plugins: by kind (net, tuner, env, profiler), the name of a loaded plugin that is not NCCL's own.
     nodes: hosts as NCCL counts them (2.20 and later), the most of any communicator.
     choices, warnings: distinct, in order of appearance.
     """
@@ -61,6 +62,7 @@ class NcclLog:
     coll_channels: int | None = None
     nvls: bool | None = None
     nodes: int | None = None
+    plugins: Mapping[str, str] = field(default_factory=dict)
     choices: tuple[Choice, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -109,6 +111,10 @@ _LINK = re.compile(
 _CHANNELS = re.compile(r"(\d{1,18}) coll channels,")
 _NODES = re.compile(r"comm \S+ rank \d+ nRanks \d+ nNodes (\d{1,18})")
 _NVLS = re.compile(r"NVLS multicast support is (not )?available on dev")
+_PLUGIN = re.compile(
+    r"(NET|TUNER|ENV|PROFILER)/Plugin: "
+    r"(?:Loaded net plugin|Using(?: tuner plugin| profiler plugin)?) (?!internal)([^()]+)"
+)
 _CHOICE = re.compile(
     r"(?:(\w+): )?(\d{1,18}) Bytes -> Algo (\w+) proto (\w+)(?: time [\d.]+)?"
     r"(?: channel\{Lo\.\.Hi\}=\{(\d{1,18})\.\.(\d{1,18})\})?"
@@ -134,6 +140,7 @@ class _Reader:
         self.coll_channels: int | None = None
         self.nvls: bool | None = None
         self.nodes: int | None = None
+        self.plugins: dict[str, str] = {}
         # Dictionaries serve as sets that keep the order.
         self.choices: dict[Choice, None] = {}
         self.warnings: dict[str, None] = {}
@@ -166,6 +173,8 @@ class _Reader:
             self._see_nodes(int(match[1]))
         elif match := _NVLS.search(message):
             self._see_nvls(match[1] is None)
+        elif match := _PLUGIN.match(message):
+            self.plugins[match[1].lower()] = match[2].strip()
 
     def _read_variable(self, message: str) -> bool:
         if match := _CONFIG.match(message):
@@ -185,6 +194,7 @@ class _Reader:
         self.environment.update(log.environment)
         self.config.update(log.config)
         self.links.update(log.links)
+        self.plugins.update(log.plugins)
         if log.coll_channels is not None:
             self.coll_channels = log.coll_channels
         if log.nvls is not None:
@@ -216,6 +226,7 @@ class _Reader:
             coll_channels=self.coll_channels,
             nvls=self.nvls,
             nodes=self.nodes,
+            plugins=dict(self.plugins),
             choices=tuple(self.choices),
             warnings=tuple(self.warnings),
         )
