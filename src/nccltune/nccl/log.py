@@ -49,7 +49,7 @@ class NcclLog:
         network ready ("Using network Socket") does not count.
     coll_channels: channels for collectives, of the last communicator that was set up.
     nvls: whether all devices offer NVLink multicast.
-    plugins: by kind (net, tuner, env, profiler), the name of a loaded plugin that is not NCCL's own.
+    plugins: by kind (net, tuner, env, profiler), the name of one that is loaded and not NCCL's own.
     nodes: hosts as NCCL counts them (2.20 and later), the most of any communicator.
     choices, warnings: distinct, in order of appearance.
     """
