@@ -187,9 +187,10 @@ def _larger_note(summary: Summary, outcome: Outcome) -> str:
     if memory and measurement.result is not None:
         free = min(memory) - max(measurement.result["peak_memory_bytes"])
         left = f" leaves {words.size(free)} of a GPU's memory;"
+    tried = "" if outcome.verdict is None else "; its file was not tried by plain torchrun launches"
     return (
         f"batch {measurement.effective['batch_size']} a rank:{left} the learning rate, and what "
-        "training arrives at, change with it"
+        f"training arrives at, change with it{tried}"
     )
 
 
