@@ -115,3 +115,11 @@ def test_what_kills_ddp_is_in_the_warnings(name: str, warning: str) -> None:
     log = recorded(name)
     assert len(log.warnings) == 1 and warning in log.warnings[0]
     assert log.links == () and log.choices == ()
+
+
+def test_an_absence_means_something_only_where_nccl_names_what_it_reads() -> None:
+    silent = {"NCCL_NTHREADS": "256", "NCCL_ALGO": "Ring", "NCCL_IB_QPS_PER_CONNECTION": "4"}
+    untold = {"NCCL_NET": "Socket", "NCCL_TOPO_FILE": "/x", "NCCL_NOT_KNOWN": "1", "GLOO_X": "1"}
+    found = {t.name: t.meaning for t in traces({**silent, **untold}, {}, {})}
+    assert {found[name] for name in silent} == {"no trace"}
+    assert {found[name] for name in untold} == {"not told"}

@@ -11,8 +11,17 @@ from nccltune.nccl.integers import is_plain_integer, strtoll
 
 Meaning = Literal["taken", "other value", "no trace", "not told"]
 
-_NEVER_LOGGED = frozenset({"NCCL_NET", "NCCL_TOPO_FILE", "NCCL_CONF_FILE", "NCCL_DEBUG"})
-"""NCCL reads them without a line of its own: their absence says nothing."""
+_LOGGED_TEXTS = frozenset(
+    {
+        *("NCCL_ALGO", "NCCL_PROTO", "NCCL_THREAD_THRESHOLDS", "NCCL_LAUNCH_MODE"),
+        *("NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL", "NCCL_COLLNET_ENABLE", "NCCL_CTA_POLICY"),
+        *("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY", "NCCL_IB_HCA", "NCCL_HOSTID"),
+        *("NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_NETDEVS_POLICY", "NCCL_PROXY_CPUSET"),
+    }
+)
+"""Texts that NCCL names in its log when it reads them; integers it names all. Of other texts
+(NCCL_NET, NCCL_TOPO_FILE, NCCL_CONF_FILE) it may say nothing, so their absence says nothing either.
+"""
 _LEVELS = frozenset({"NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_C2C"})
 """A level given as a number is logged by its name."""
 
@@ -50,9 +59,8 @@ def traces(
 
 
 def _is_logged(name: str) -> bool:
-    if not name.startswith("NCCL_") or name in FOREIGN or name in _NEVER_LOGGED:
-        return False
-    return lookup(name) is not None and not name.startswith("NCCL_DEBUG")
+    variable = None if name in FOREIGN else lookup(name)
+    return variable is not None and (variable.is_integer or name in _LOGGED_TEXTS)
 
 
 def _same(name: str, asked: str, taken: str) -> bool:
