@@ -17,6 +17,7 @@ from nccltune.launch import worker_files
 from nccltune.worker import supervisor
 assert space.builtin_names() == ("comm", "cpu", "default"), space.builtin_names()
 assert "bucket_cap_mb" in space.load("default").parameters
+assert "NCCL_CGA_CLUSTER_SIZE" in space.load_fragments()["nvlink"].parameters
 assert catalog.lookup("NCCL_ALGO") is not None
 print(nccltune.__file__, nccltune.__version__)
 """

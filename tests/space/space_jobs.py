@@ -26,7 +26,8 @@ SOCKETS = Facts(
     batch_size=64,
     num_workers=4,
 )
-NVLINK = replace(SOCKETS, nodes=1, network=None, transports=("P2P",))
+NVLINK = replace(SOCKETS, nodes=1, network=None, transports=("P2P",), nvlinks=True)
+PCIE = replace(NVLINK, nvlinks=False)
 GLOO = Facts(backend="gloo", world_size=2, probed=True, cpus_per_rank=2, batch_size=8)
 
 

@@ -122,7 +122,7 @@ RULES = [
      "cannot be searched"),
     (parameter("{target: ddp, chioces: [null, 5], choices: [null, 5]}"),
      "a.yaml: parameters.bucket_cap_mb.chioces: unknown key, did you mean choices? known are "
-     "target, choices, range, default, when, risk, about"),
+     "target, choices, range, default, when, risk, caution, about"),
     (parameter("{target: ddp, choices: [null, 5], risk: harmless}"),
      "a.yaml: parameters.bucket_cap_mb.risk: must be one of safe, numerics, guarded, unsafe, "
      "got 'harmless'"),
@@ -151,7 +151,7 @@ RULES = [
      "a.yaml: parameters.num_workers.range.low: must be a whole number of at least 0, got -1"),
     (parameter("{target: env, choices: [null, 1], when: {netwerk: Socket}}", "NCCL_X"),
      "a.yaml: parameters.NCCL_X.when.netwerk: unknown key, did you mean network? known are "
-     "backend, network, transport, nccl, nodes, world_size, param"),
+     "backend, network, transport, nvlinks, nccl, nodes, world_size, param"),
     (parameter("{target: env, choices: [null, 1], when: {backend: mpi}}", "NCCL_X"),
      "a.yaml: parameters.NCCL_X.when.backend: must be one of nccl, gloo, got 'mpi'"),
     (parameter("{target: env, choices: [null, 1], when: {network: []}}", "NCCL_X"),
@@ -187,7 +187,7 @@ RULES = [
     (GOOD.replace("version: 1\n", ""), "a.yaml: version: is missing"),
     (GOOD + "constraint: []\n",
      "a.yaml: constraint: unknown key, did you mean constraints? known are version, about, "
-     "parameters, constraints, presets"),
+     "parameters, constraints, presets, fragments"),
     (GOOD + "constraints: {requires: [{parameter: bucket_cap_mb, needs: num_workers}]}\n",
      "a.yaml: constraints.requires[0]: unknown parameter 'num_workers', the space has "
      "bucket_cap_mb, NCCL_ALGO"),

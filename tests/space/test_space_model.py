@@ -82,6 +82,11 @@ CONDITIONS = [
     ({"transport": "SHM"}, {"transports": ("P2P", "NET")},
      "needs transport SHM, this job uses P2P, NET"),
     ({"transport": "SHM"}, {"probed": False}, None),
+    ({"nvlinks": True}, {"nvlinks": True}, None),
+    ({"nvlinks": True}, {"nvlinks": False}, "needs NVLink between all GPUs, here not all have it"),
+    ({"nvlinks": False}, {"nvlinks": True}, "needs GPUs without NVLink, here all have it"),
+    ({"nvlinks": False}, {"probed": False},
+     "needs GPUs without NVLink, which is not known here"),
     ({"nccl": ">=2.24"}, {"nccl": Version("2.24.3")}, None),
     ({"nccl": ">=2.24"}, {"nccl": Version("2.21.5")}, "needs NCCL >=2.24, this job uses 2.21.5"),
     ({"nccl": [">=2.24", "<2.17"]}, {"nccl": Version("2.16")}, None),
@@ -146,7 +151,7 @@ def test_the_default_space() -> None:
     choices = {name: p.choices for name, p in space.parameters.items() if p.choices}
     assert choices["NCCL_ALGO"] == (None, "Ring", "Tree")
     assert choices["NCCL_PROTO"] == (None, "Simple", "LL", "^LL128")
-    assert choices["bucket_cap_mb"] == (None, 5, 10, 25, 50, 100, 250)
+    assert choices["bucket_cap_mb"] == (None, 5, 10, 25, 50, 100, 256)
     assert choices["batch_size"] == (16, 32, 64, 128, 256, 512, 1024)
     assert space.parameters["num_workers"].range == Range(low=0, high=32)
     assert space.parameters["gradient_as_bucket_view"].default is False

@@ -38,7 +38,7 @@ from nccltune.study.probing import probe_key, probe_machine
 from nccltune.study.results import write_results
 from nccltune.study.store import Store
 from nccltune.study.summary import Summary
-from nccltune.study.survey import Survey, survey
+from nccltune.study.survey import Survey, resolve_space, survey
 
 PARAMETERS = {
     "NCCL_BUFFSIZE": {**ENV, "choices": [None, 1048576, 8388608]},
@@ -202,3 +202,30 @@ def test_they_are_no_part_of_a_result(tmp_path: Path) -> None:
     ]
     for name in (*site_for(2), "NCCLTUNE_HOSTS"):
         assert not [line for line in exported if name in line]
+
+
+def test_a_survey_knows_of_nvlinks_and_the_space_takes_what_the_path_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    probe = {"version": "2.28.9", "transport": ["P2P"], "network": None}
+    found = surveyed(monkeypatch, tmp_path, None)
+    space = resolve_space(found, probe)
+    reasons = {n.parameter: n.reason for n in space.notes if n.action == "added"}
+    assert reasons["NCCL_CGA_CLUSTER_SIZE"] == "fragment nvlink (transport P2P over NVLink)"
+    assert reasons["TORCH_NCCL_HIGH_PRIORITY"] == reasons["NCCL_CGA_CLUSTER_SIZE"]
+    without = replace(found, machine=replace(MACHINE, nvlinks=(4, 0)))
+    assert "NCCL_P2P_DISABLE" in {p.name for p in resolve_space(without, probe).parameters}
+    unknown = replace(found, machine=replace(MACHINE, nvlinks=()))
+    assert not [n for n in resolve_space(unknown, probe).notes if n.action == "added"]
+    assert not [n for n in resolve_space(found, None).notes if n.action == "added"]
+
+
+def test_sockets_and_their_threads_are_kept_on_emulated_hosts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    probe = {"version": "2.28.9", "transport": ["NET"], "network": "Socket"}
+    space = resolve_space(surveyed(monkeypatch, tmp_path, 2), probe)
+    searched = {p.name for p in space.parameters}
+    assert {"NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"} <= searched
+    assert "NCCL_NVLS_ENABLE" not in searched
+    assert space.presets[0].name == "sockets-4-threads-2"

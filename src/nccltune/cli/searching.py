@@ -110,8 +110,8 @@ def _dry_run(found: Survey, paths: StudyPaths, cache: Path, *, as_json: bool) ->
         return 0
     print(tables.space_text(space))
     if not space.probed:
-        print("\nnot probed: no launch on an equal machine has asked NCCL yet, so variables whose")
-        print("use depends on transport or network are still listed")
+        print("\nnot probed: no launch on an equal machine has asked NCCL yet, so what depends on")
+        print("transport or network is not settled")
     print(
         "\neach launch as a torchrun command, with what a trial sets added (ranks that start warm"
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
-from pydantic import PlainValidator
+from pydantic import PlainValidator, StrictBool
 
 from nccltune.space.base import Frozen
 from nccltune.space.scalars import (
@@ -114,6 +114,7 @@ class When(Frozen):
     backend: Annotated[tuple[str, ...], PlainValidator(_backends)] | None = None
     network: Annotated[tuple[str, ...], PlainValidator(_names)] | None = None
     transport: Annotated[tuple[str, ...], PlainValidator(_names)] | None = None
+    nvlinks: StrictBool | None = None
     nccl: Annotated[tuple[str, ...], PlainValidator(_specifiers)] | None = None
     nodes: Annotated[tuple[int | str, ...], PlainValidator(_counts)] | None = None
     world_size: Annotated[tuple[int | str, ...], PlainValidator(_counts)] | None = None
@@ -123,7 +124,8 @@ class When(Frozen):
         """The first condition that this job does not meet, or None.
 
         `param` is not looked at: it changes from trial to trial. What is not known yet
-        (network, transport or NCCL version before the probe launch) counts as met.
+        (network, transport or NCCL version before the probe launch) counts as met; NVLinks are no
+        such thing, since the probe does not tell of them.
         """
         return next(self._unmet(facts), None)
 
@@ -137,6 +139,8 @@ class When(Frozen):
             if used.isdisjoint(name.lower() for name in self.transport):
                 here = ", ".join(facts.transports) or "none"
                 yield f"needs transport {_either(self.transport)}, this job uses {here}"
+        if self.nvlinks is not None and facts.nvlinks is not self.nvlinks:
+            yield _nvlinks_unmet(self.nvlinks, facts)
         if self.nccl and facts.nccl and not _version_in(facts.nccl, self.nccl):
             yield f"needs NCCL {_either(self.nccl)}, this job uses {facts.nccl}"
         if self.nodes and not _count_in(facts.nodes, self.nodes):
@@ -152,6 +156,13 @@ def _network_unmet(wanted: tuple[str, ...], facts: Facts) -> Iterator[str]:
             yield f"no rank uses the network here{here}"
     elif facts.network.lower() not in {name.lower() for name in wanted}:
         yield f"needs network {_either(wanted)}, this job uses {facts.network}"
+
+
+def _nvlinks_unmet(wanted: bool, facts: Facts) -> str:
+    need = "needs NVLink between all GPUs" if wanted else "needs GPUs without NVLink"
+    if facts.nvlinks is None:
+        return f"{need}, which is not known here"
+    return f"{need}, here {'all' if facts.nvlinks else 'not all'} have it"
 
 
 def _either(items: tuple[int | str, ...] | tuple[str, ...]) -> str:

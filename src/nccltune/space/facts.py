@@ -31,6 +31,8 @@ class Facts:
     """NCCL's name of the network that ranks use, such as Socket or IB; None: no rank uses one."""
     transports: tuple[str, ...] = ()
     """Transport families in use, such as P2P, SHM, NET."""
+    nvlinks: bool | None = None
+    """Whether every GPU in use has NVLinks; None: not known, or no GPUs."""
     nccl: Version | None = None
     site: Mapping[str, SiteVariable] = field(default_factory=dict)
     """Variables that the site has set; they stay as they are in every launch."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from nccltune.errors import UsageError
 from nccltune.space.messages import lines, suggestion
-from nccltune.space.model import Space
+from nccltune.space.model import Fragment, Listing, Space
 from nccltune.space.scalars import quoted
 from nccltune.space.yaml_reader import read_mapping
 
 SUFFIX = ".yaml"
+_Read = TypeVar("_Read", bound=Listing)
 
 
 def load(name_or_path: str) -> Space:
@@ -23,15 +25,17 @@ def load(name_or_path: str) -> Space:
     Raises:
         UsageError: with one line for each thing that is wrong.
     """
-    path = _path_of(name_or_path)
-    content = read_mapping(path)
-    if "version" in content and not _known_version(content["version"]):
-        # Another version may differ in everything else, so nothing else is said.
-        raise UsageError(f"{path}: version: must be 1, got {quoted(content['version'])}")
-    try:
-        return Space.model_validate(content)
-    except ValidationError as error:
-        raise UsageError("\n".join(lines(error, str(path), Space))) from None
+    return _read(_path_of(name_or_path), Space)
+
+
+def load_fragments(folder: Path | None = None) -> dict[str, Fragment]:
+    """The fragments of a folder, by default the shipped ones, by name and in order of name.
+
+    Raises:
+        UsageError: with one line for each thing that is wrong in the first file that is not right.
+    """
+    folder = folder or builtin_folder() / "fragments"
+    return {path.stem: _read(path, Fragment) for path in sorted(folder.glob(f"*{SUFFIX}"))}
 
 
 def builtin_folder() -> Path:
@@ -45,6 +49,17 @@ def builtin_folder() -> Path:
 def builtin_names() -> tuple[str, ...]:
     """The names of the shipped spaces, sorted."""
     return tuple(sorted(path.stem for path in builtin_folder().glob(f"*{SUFFIX}")))
+
+
+def _read(path: Path, model: type[_Read]) -> _Read:
+    content = read_mapping(path)
+    if "version" in content and not _known_version(content["version"]):
+        # Another version may differ in everything else, so nothing else is said.
+        raise UsageError(f"{path}: version: must be 1, got {quoted(content['version'])}")
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise UsageError("\n".join(lines(error, str(path), model))) from None
 
 
 def _path_of(name_or_path: str) -> Path:

@@ -13,6 +13,7 @@ from pydantic import Field, StrictBool, StrictStr, field_validator
 
 from nccltune.space.arguments import (
     ALWAYS_UNSAFE,
+    DDP_DEFAULTS,
     USERS_OWN,
     Target,
     target_problem,
@@ -32,10 +33,21 @@ from nccltune.space.scalars import (
     is_number,
     is_whole,
     quoted,
+    same,
     show,
 )
 
-__all__ = ["Constraints", "Parameter", "Preset", "Range", "Risk", "Space", "When"]
+__all__ = [
+    "Constraints",
+    "Fragment",
+    "Listing",
+    "Parameter",
+    "Preset",
+    "Range",
+    "Risk",
+    "Space",
+    "When",
+]
 
 Risk = Literal["safe", "numerics", "guarded", "unsafe"]
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
@@ -104,6 +116,8 @@ class Parameter(Frozen):
     default: StrictValue = None
     when: When | None = None
     risk: Risk = "safe"
+    caution: StrictStr | None = None
+    """What was reported of it, told where a guarded parameter is offered."""
     about: StrictStr | None = None
 
     def problems(self) -> Iterator[Problem]:
@@ -122,8 +136,9 @@ class Parameter(Frozen):
             yield Problem("", "choices and range exclude each other, got both")
         else:
             yield from self._value_problems()
-        if self.about is not None and not self.about.isprintable():
-            yield Problem("about", "must be one line")
+        for field, text in (("about", self.about), ("caution", self.caution)):
+            if text is not None and not text.isprintable():
+                yield Problem(field, "must be one line")
 
     def _value_problems(self) -> Iterator[Problem]:
         if self.choices is not None:
@@ -177,12 +192,12 @@ class Preset(Frozen):
             yield Problem("source", f"{rule}, got {quoted(self.source)}")
 
 
-class Space(Frozen):
-    """A whole search space."""
+class Listing(Frozen):
+    """Parameters with their rules and presets, which name no parameters but these."""
 
     version: Literal[1]
     about: StrictStr | None = None
-    parameters: Annotated[dict[str, Parameter], Field(min_length=1)]
+    parameters: dict[str, Parameter] = {}
     constraints: Constraints = Constraints()
     presets: tuple[Preset, ...] = ()
 
@@ -268,4 +283,44 @@ class Space(Frozen):
         return self.constraints.broken_by(values, unknown) or BUILT_IN.broken_by(values, unknown)
 
     def _unknown(self, name: str) -> str:
-        return f"unknown parameter {quoted(name)}, the space has {', '.join(self.parameters)}"
+        kind, known = type(self).__name__.lower(), ", ".join(self.parameters) or "none"
+        return f"unknown parameter {quoted(name)}, the {kind} has {known}"
+
+
+class Space(Listing):
+    """A whole search space. With `fragments` it takes what the path between ranks adds."""
+
+    parameters: Annotated[dict[str, Parameter], Field(min_length=1)]
+    fragments: StrictBool = False
+
+
+class Fragment(Listing):
+    """What one path between ranks adds to a space, and what is better left alone there.
+
+    Nothing of it changes the baseline: every default is what holds where nothing is set.
+    """
+
+    when: When
+    unset: dict[StrictStr, StrictStr] = {}
+    """Names that are not searched on this path, with the reason."""
+
+    def problems(self) -> Iterator[Problem]:
+        if self.when == When():
+            yield Problem("when", "must not be empty: it says on which path the fragment acts")
+        if self.when.param is not None:
+            yield Problem("when.param", "is for parameters, a fragment depends on the path alone")
+        if not self.parameters and not self.unset:
+            yield Problem("", "needs parameters or unset, got neither")
+        for name, reason in self.unset.items():
+            if name in self.parameters:
+                yield Problem(f"unset.{name}", "is a parameter of the fragment too")
+            if not reason or not reason.isprintable():
+                yield Problem(f"unset.{name}", "must be a reason in one line")
+        for name, parameter in self.parameters.items():
+            neutral = DDP_DEFAULTS.get(name)
+            if not same(parameter.default, neutral):
+                text = f"must be {show(neutral)}, which leaves the baseline as it is"
+                yield Problem(
+                    f"parameters.{name}.default", f"{text}, got {quoted(parameter.default)}"
+                )
+        yield from super().problems()

@@ -43,6 +43,14 @@ def narrow(parameter: Parameter, facts: Facts, selection: Selection) -> Narrowed
     return left, notes
 
 
+def guarded(parameter: Parameter, selection: Selection) -> Note | None:
+    """The offer to search it, where the user has not taken the risk; else None."""
+    if parameter.effective_risk() != "guarded" or selection.allow_guarded:
+        return None
+    why = f" ({parameter.caution})" if parameter.caution else ""
+    return Note(parameter.name, "guarded", f"could be tried with --allow-guarded{why}")
+
+
 def _not_selected(parameter: Parameter, selection: Selection) -> str | None:
     labels = {parameter.name, parameter.target}
     if selection.only and labels.isdisjoint(selection.only):
@@ -69,10 +77,8 @@ def _not_taken_by_job(parameter: Parameter, facts: Facts) -> str | None:
 
 
 def _too_risky(parameter: Parameter, selection: Selection) -> str | None:
-    risk = parameter.effective_risk()
-    if risk == "guarded" and not selection.allow_guarded:
-        return "risk guarded: needs --allow-guarded"
-    if risk == "unsafe" and not selection.allow_unsafe:
+    # Guarded ones are no matter of dropping: whoever may want them is told (see `guarded`).
+    if parameter.effective_risk() == "unsafe" and not selection.allow_unsafe:
         return "risk unsafe: needs --allow-unsafe"
     return None
 

@@ -13,62 +13,87 @@ from nccltune.space.configuration import canonical, key, violation
 from nccltune.space.constraints import ACTS_ONLY_WITH, BUILT_IN, Constraints
 from nccltune.space.facts import Data, Facts, Selection
 from nccltune.space.fixing import check_names, fixed_notes, fixed_targets
-from nccltune.space.model import Parameter, Preset, Space
-from nccltune.space.narrowing import drop_reason, narrow
+from nccltune.space.fragments import Extended, extend, with_all
+from nccltune.space.loading import load_fragments
+from nccltune.space.model import Fragment, Parameter, Preset, Space
+from nccltune.space.narrowing import Narrowed, drop_reason, guarded, narrow
 from nccltune.space.resolved import Action, Note, ResolvedSpace
 from nccltune.space.scalars import Value, from_text, is_on, show
 
 __all__ = ["Action", "Data", "Facts", "Note", "ResolvedSpace", "Selection", "resolve"]
 
 
-def resolve(space: Space, facts: Facts, selection: Selection, source: str) -> ResolvedSpace:
+def resolve(
+    space: Space,
+    facts: Facts,
+    selection: Selection,
+    source: str,
+    fragments: Mapping[str, Fragment] | None = None,
+) -> ResolvedSpace:
     """What will be searched for this job, with the reason for all that will not be.
 
-    `source` names the space in messages. `parameters` may come out empty: then there is nothing
-    to search here, and the notes say why.
+    `source` names the space in messages. `fragments` are what paths between ranks add to a space
+    that takes them, by default the shipped ones. `parameters` may come out empty: then there is
+    nothing to search here, and the notes say why.
 
     Raises:
         UsageError: a name that is not known, or a fixed value that cannot hold here.
     """
-    check_names(space, selection, source)
-    targets = fixed_targets(space, facts, selection, source)
+    if fragments is None:
+        fragments = load_fragments() if space.fragments else {}
+    # A name does not become unknown because its path is not used here.
+    everything = with_all(space, fragments)
+    check_names(everything, selection, source)
+    targets = fixed_targets(everything, facts, selection, source)
     fixed = dict(selection.fix)
-    parameters, notes = _acting_here(space, facts, selection)
+    here = extend(space, fragments, facts)
+    rules = here.space.constraints
+    parameters, notes = _acting_here(here, facts, selection)
     parameters, dropped = _able_to_act(parameters, fixed, facts)
     baseline = {**{p.name: p.default for p in parameters}, **fixed}
+    added = tuple(
+        Note(p.name, "added", here.added[p.name]) for p in parameters if p.name in here.added
+    )
     resolved = ResolvedSpace(
         parameters=parameters,
         fixed=fixed,
         baseline=baseline,
-        constraints=space.constraints,
+        constraints=rules,
         presets=(),
-        notes=(*fixed_notes(fixed), *notes, *dropped),
+        notes=(*fixed_notes(fixed), *added, *notes, *dropped, *here.notes),
         probed=facts.probed,
-        given=_given(parameters, fixed, space.constraints, facts),
+        given=_given(parameters, fixed, rules, facts),
         fixed_targets=targets,
     )
-    return _with_presets(_with_baseline(resolved), space.presets)
+    return _with_presets(_with_baseline(resolved), here.space.presets)
 
 
 def _acting_here(
-    space: Space, facts: Facts, selection: Selection
+    here: Extended, facts: Facts, selection: Selection
 ) -> tuple[tuple[Parameter, ...], tuple[Note, ...]]:
     """Each parameter by itself: pinned, dropped, narrowed or left as it is."""
     kept: list[Parameter] = []
     notes: list[Note] = []
-    for name, parameter in space.parameters.items():
+    for name, parameter in here.space.parameters.items():
         if name in selection.fix:
             continue
-        if parameter.target == "env" and name in facts.site:
-            notes.append(Note(name, "pinned", _pinned(facts.site[name])))
-        elif reason := drop_reason(parameter, facts, selection):
-            notes.append(Note(name, "dropped", reason))
-        else:
-            left, said = narrow(parameter, facts, selection)
-            notes.extend(said)
-            if left is not None:
-                kept.append(left)
+        left, said = _alone(parameter, here, facts, selection)
+        notes.extend(said)
+        if left is not None:
+            kept.append(left)
     return tuple(kept), tuple(notes)
+
+
+def _alone(parameter: Parameter, here: Extended, facts: Facts, selection: Selection) -> Narrowed:
+    name = parameter.name
+    if parameter.target == "env" and name in facts.site:
+        return None, (Note(name, "pinned", _pinned(facts.site[name])),)
+    if reason := drop_reason(parameter, facts, selection) or here.unset.get(name):
+        return None, (Note(name, "dropped", reason),)
+    left, said = narrow(parameter, facts, selection)
+    if left is not None and (offer := guarded(parameter, selection)):
+        return None, (offer,)
+    return left, said
 
 
 def _pinned(variable: SiteVariable) -> str:

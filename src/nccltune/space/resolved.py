@@ -17,7 +17,7 @@ from nccltune.space.messages import lines
 from nccltune.space.model import Constraints, Parameter, Preset
 from nccltune.space.scalars import StrictValue, Value
 
-Action = Literal["dropped", "narrowed", "added", "fixed", "pinned"]
+Action = Literal["dropped", "narrowed", "added", "fixed", "pinned", "guarded"]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ class ResolvedSpace:
         for name in ("notes", "presets", "probed"):
             del document[name]
         for parameter in document["parameters"]:
-            parameter.pop("about", None)
+            for description in ("about", "caution"):
+                parameter.pop(description, None)
         text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
