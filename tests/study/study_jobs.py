@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +17,7 @@ from nccltune.space import Facts, ResolvedSpace, Selection, Space, resolve
 from nccltune.study.blocks import Launch
 from nccltune.study.budget import Budget
 from nccltune.study.definition import Definition, Task
-from nccltune.study.effects import inert
+from nccltune.study.effects import Silences
 from nccltune.study.folder import StudyPaths, locked
 from nccltune.study.measuring import Measurer
 from nccltune.study.planner import Memory, Planner, stage_parameters
@@ -248,6 +248,7 @@ class FormulaGroup:
         self.log_dir.mkdir(parents=True, exist_ok=True)
         with (self.log_dir / "nccl.1.log").open("a") as log:
             log.write("host:1:1 [0] NCCL INFO NCCL version 2.28.9+cuda13.0\n")
+            log.write("host:1:1 [0] NCCL INFO 24 coll channels, 0 nvls channels\n")
             for name in self.launcher.reads & env.keys():
                 log.write(f"host:1:1 [0] NCCL INFO {name} set by environment to {env[name]}\n")
             algorithm = "TREE" if "tree" in env.get("NCCL_ALGO", "").split(":")[-1] else "RING"
@@ -347,10 +348,10 @@ def planner_of(
     trials: list[Trial],
     seed: int = 0,
     memory: Memory = UNLIMITED,
-    inert: Callable[[], Collection[str]] = tuple,
+    silences: Silences | None = None,
 ) -> Planner:
     proposer = Proposer(paths.journal, stage_parameters(space), trials, seed)
-    return Planner(space, proposer, TASK.batch_size, memory, inert)
+    return Planner(space, proposer, TASK.batch_size, memory, silences)
 
 
 def search_in(
@@ -384,7 +385,7 @@ def search_in(
         planner=planner
         or planner_of(
             *(paths, space, store.trials, seed, Memory(None, store.peak_memory)),
-            lambda: inert(store.measurements),
+            Silences(store.measurements, space),
         ),
         measurer=measurer,
         budget=Budget(trials, seconds),

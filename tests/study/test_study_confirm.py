@@ -341,6 +341,28 @@ def test_a_reduced_set_that_fails_leaves_the_winner(tmp_path: Path) -> None:
     assert best(summary)["ddp"] == {"bucket_cap_mb": 50} and len(exports(summary)) == 1
 
 
+@pytest.mark.parametrize("passes", [7, 8, 9])
+def test_a_winner_that_fails_while_its_settings_are_dropped_is_not_promised(
+    tmp_path: Path, passes: int
+) -> None:
+    """It has passed its trial and six launches against the baseline."""
+    seen: list[Asked] = []
+
+    def gain(asked: Asked) -> float | Failure:
+        whole = asked.ddp.get("bucket_cap_mb") == 50 and "ring" in asked.env.get("NCCL_ALGO", "")
+        if whole:
+            seen.append(asked)
+            return 1.4 if len(seen) <= passes else Failure("crashed", "no")
+        return 1.0
+
+    space = space_of(presets=PRESETS[:1], only=WIDE)
+    summary, _, _ = confirmed(tmp_path / "s", gain, 2, space=space)
+    own = summary.own
+    assert len(seen) == passes + 1  # failed once, while settings were dropped
+    assert own is not None and not own.faster and own.failed == (1,)
+    assert exports(summary) == [] and best(summary)["ddp"] == {}
+
+
 def test_newer_trials_do_not_undo_what_was_confirmed(tmp_path: Path) -> None:
     space = space_of(presets=PRESETS, only=WIDE)
     before, _, _ = confirmed(tmp_path / "s", buckets_pay, 3, space=space)

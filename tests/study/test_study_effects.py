@@ -11,7 +11,7 @@ from test_study_confirm import best, buckets_pay, confirmed, exports
 
 from nccltune.cli.tables import summary_lines
 from nccltune.space import key
-from nccltune.study.effects import acting, inert, without_trace
+from nccltune.study.effects import Silences, acting, without_trace
 from nccltune.study.records import Measurement, Trial
 
 ONLY = ("NCCL_ALGO", "NCCL_BUFFSIZE", "bucket_cap_mb")
@@ -25,33 +25,58 @@ BOTH = [
 
 
 def set_to(env: dict[str, str], taken: dict[str, str], **changes: Any) -> Measurement:
-    facts = {"environment": taken, "config": {}, "warnings": []}
+    facts = {"version": "2.28.9", "channels": 24, "environment": taken, "config": {}}
     whole = measurement(1, effective={"env": env}, nccl=facts)
     return replace(whole, **changes)
 
 
-def test_a_variable_is_inert_where_no_launch_shows_a_trace() -> None:
-    silent = set_to({"NCCL_ALGO": "Ring", "NCCL_NTHREADS": "256"}, {"NCCL_ALGO": "Ring"})
+def test_a_variable_without_a_trace_did_nothing_if_the_log_is_whole() -> None:
+    env = {"NCCL_ALGO": "Ring", "NCCL_NTHREADS": "256"}
+    silent = set_to(env, {"NCCL_ALGO": "Ring"})
     assert without_trace(silent) == {"NCCL_NTHREADS"}
-    assert inert([silent]) == {"NCCL_NTHREADS"}
-    read = set_to({"NCCL_NTHREADS": "128"}, {"NCCL_NTHREADS": "128"})
-    assert inert([silent, read]) == frozenset()  # on another path it acts
-    assert inert([silent, replace(read, state="failed")]) == {"NCCL_NTHREADS"}
-    assert inert([replace(silent, nccl=None)]) == frozenset()  # gloo: nothing is known
+    assert without_trace(replace(silent, state="failed")) == frozenset()
+    assert without_trace(replace(silent, nccl=None)) == frozenset()  # gloo
+    assert silent.nccl is not None
+    for cut in ({"version": None}, {"channels": None}):
+        assert without_trace(replace(silent, nccl={**silent.nccl, **cut})) == frozenset()
+
+
+def test_a_network_plugin_may_read_variables_without_a_word() -> None:
+    silent = set_to({"NCCL_IB_QPS_PER_CONNECTION": "4", "NCCL_NTHREADS": "256"}, {})
+    assert without_trace(silent) == {"NCCL_IB_QPS_PER_CONNECTION", "NCCL_NTHREADS"}
+    assert silent.nccl is not None
+    with_plugin = {**silent.nccl, "plugins": {"net": "AWS Libfabric"}}
+    assert without_trace(replace(silent, nccl=with_plugin)) == {"NCCL_NTHREADS"}
+
+
+PARTS = {"NCCL_ALGO": "Ring", "NCCL_BUFFSIZE": 8388608, "bucket_cap_mb": 50}
+ENV = {"NCCL_ALGO": "ring,tree;allreduce:ring", "NCCL_BUFFSIZE": "8388608"}
 
 
 def test_a_trial_is_what_acted_in_it_unless_another_setting_asks_for_the_rest() -> None:
-    space = space_of(only=ONLY)
-    parameters = {"NCCL_ALGO": "Ring", "NCCL_BUFFSIZE": 8388608, "bucket_cap_mb": 50}
-    env = {"NCCL_ALGO": "ring,tree;allreduce:ring", "NCCL_BUFFSIZE": "8388608"}
-    silent = set_to(env, {"NCCL_ALGO": env["NCCL_ALGO"]}, configuration=parameters)
-    (found,) = acting([Trial.of(silent)], [silent], space)
-    assert found.parameters == {**parameters, "NCCL_BUFFSIZE": None}
+    silent = set_to(ENV, {"NCCL_ALGO": ENV["NCCL_ALGO"]}, configuration=PARTS)
+    (found,) = acting([Trial.of(silent)], [silent], space_of(only=ONLY))
+    assert found.parameters == {**PARTS, "NCCL_BUFFSIZE": None}
     asks = {**PARAMETERS}
     asks["NCCL_ALGO"] = {**asks["NCCL_ALGO"], "when": {"param": {"NCCL_BUFFSIZE": "not_null"}}}
     needing = space_of(only=ONLY, parameters=asks)
     (same,) = acting([Trial.of(silent)], [silent], needing)
-    assert same.parameters["NCCL_ALGO"] is None or same.parameters == parameters
+    assert same.parameters == PARTS  # without the size there would be no algorithm either
+
+
+def test_what_is_silent_is_so_beside_the_same_other_variables() -> None:
+    space = space_of(only=ONLY)
+    known: list[Measurement] = []
+    silences = Silences(known, space)
+    assert silences.same_effect(PARTS) == PARTS
+    known.append(set_to(ENV, {"NCCL_ALGO": ENV["NCCL_ALGO"]}, configuration=PARTS))
+    without = {**PARTS, "NCCL_BUFFSIZE": None}
+    assert silences.same_effect(PARTS) == without
+    other = {**PARTS, "NCCL_BUFFSIZE": 1048576, "bucket_cap_mb": 10}  # no variable differs but it
+    assert silences.same_effect(other) == {**without, "bucket_cap_mb": 10}
+    for algorithm in ("Tree", None):  # there it may act
+        apart = {**PARTS, "NCCL_ALGO": algorithm}
+        assert silences.same_effect(apart) == apart
 
 
 def speed(asked: Asked) -> float:
@@ -65,9 +90,11 @@ def test_configurations_of_the_same_effect_are_measured_once(tmp_path: Path) -> 
     some = FormulaLauncher(speed, reads=frozenset({"NCCL_ALGO"}))
     paths = run_study(tmp_path / "some", speed, space, 40, launcher=some)
     assert len({key({**a.env}) for a in every.asked}) == len(every.asked) == 9
-    # three algorithms, and the buffer's size until its first launch showed no trace of it
-    with_size = [asked for asked in some.asked if "NCCL_BUFFSIZE" in asked.env]
-    assert len(with_size) == 1 and len(some.asked) in (3, 4)
+    # with each of three algorithms the buffer's size is set once, to see that it does nothing
+    algorithms = [asked.env.get("NCCL_ALGO") for asked in some.asked]
+    with_size = [asked.env.get("NCCL_ALGO") for asked in some.asked if "NCCL_BUFFSIZE" in asked.env]
+    assert len(with_size) == len(set(with_size)) and len(set(algorithms)) == 3
+    assert len(some.asked) < len(every.asked)
     assert paths.trials.read_text().count("\n") == len(some.asked)
 
 

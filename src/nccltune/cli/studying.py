@@ -20,14 +20,14 @@ from nccltune.launch.stopping import StopFlag
 from nccltune.launch.worker_files import place_worker
 from nccltune.machine.health import read
 from nccltune.output.diagnosis import paragraph
-from nccltune.output.verdicts import one_by_one, percent, repeated
+from nccltune.output.verdicts import percent, repeated
 from nccltune.space import ResolvedSpace
 from nccltune.stats.noise import noise_threshold
 from nccltune.study.budget import Budget
 from nccltune.study.confirming import confirm_results
 from nccltune.study.definition import Definition, command_line, refuse_changes
 from nccltune.study.diagnosing import diagnose, diagnosis_in, left_out, record
-from nccltune.study.effects import inert
+from nccltune.study.effects import Silences
 from nccltune.study.folder import StudyPaths, has_records, read_definition
 from nccltune.study.measuring import Measurer
 from nccltune.study.planner import Memory, Planner, stage_parameters
@@ -123,9 +123,8 @@ def _measure(
         store.paths.journal, stage_parameters(space), store.trials, found.options.seed
     )
     memory = Memory(min(found.machine.gpu_memory_bytes, default=None), store.peak_memory)
-    planner = Planner(
-        space, proposer, found.task.batch_size, memory, lambda: inert(store.measurements)
-    )
+    silences = Silences(store.measurements, space)
+    planner = Planner(space, proposer, found.task.batch_size, memory, silences)
     limit = found.options.confirm_launches
     measurer = Measurer(
         store=store,
@@ -141,7 +140,7 @@ def _measure(
         health=partial(read, found.gpus),
         gpus=found.gpus,
     )
-    no_turns: str | None = None
+    confirmed: list[str] = []
     with open_reporter(store, space, budget, limit) as reporter:
         search = Search(
             store=store,
@@ -157,14 +156,12 @@ def _measure(
             ending: Ending | None = search.run()
             if search.confirm:
                 seed = found.options.seed
-                no_turns = confirm_results(
+                confirmed = confirm_results(
                     measurer, budget, reporter, stop, space, limit, plain, seed
                 )
         except Interrupted:
             ending = None
-    notes = [*launcher.warnings, *plain.warnings, *planner.rejected.values()]
-    if no_turns is not None:
-        notes.append(one_by_one(no_turns))
+    notes = [*launcher.warnings, *plain.warnings, *planner.rejected.values(), *confirmed]
     if measurer.disturbed:
         notes.append(repeated(measurer.disturbed, "measurement"))
     for text in dict.fromkeys(notes):

@@ -89,7 +89,14 @@ def taken(proof: Mapping[str, tuple[str | None, str]]) -> str:
         "not told": "{name} not told",
     }
     parts = [said[how].format(name=n, value=value) for n, (value, how) in proof.items()]
-    return f"NCCL's log of a launch with best.env: {', '.join(parts)}"
+    doubtful = any(how in ("other value", "no trace") for _, how in proof.values())
+    advice = "; `nccltune lint best.env` may say why" if doubtful else ""
+    return f"NCCL's log of a launch with best.env: {', '.join(parts)}{advice}"
+
+
+def not_proven(reason: str) -> str:
+    """Told once, where the launch that NCCL was to log failed."""
+    return f"NCCL's log of the winner could not be had, so it proves nothing: {reason}"
 
 
 def all_reduces(ran: Sequence[tuple[int, str]], usual: Sequence[tuple[int, str]]) -> str:

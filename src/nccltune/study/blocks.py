@@ -18,7 +18,13 @@ loaded.
 
 
 class CandidateFailed(Exception):
-    """A launch of the candidate failed: it is no answer, however fast."""
+    """A launch of the candidate failed: it is no answer, however fast. `side` is "baseline" where
+    it was the other side of a comparison, which is not the user's own configuration then.
+    """
+
+    def __init__(self, message: str, side: str = "candidate") -> None:
+        super().__init__(message)
+        self.side = side
 
 
 @dataclass(frozen=True)
@@ -85,8 +91,9 @@ def recorded(measurements: Sequence[Measurement]) -> Speeds:
         sides = known.get((launch.comparison, launch.of, launch.block), {})
         alone = launch.comparison == "finalists"
         told = [m for side, m in sides.items() if side == launch.side or not alone]
-        if any(m.state == "failed" and not _of_baseline(m) for m in told):
-            raise CandidateFailed(launch.comparison)
+        failed = [m for m in told if m.state == "failed" and not _of_baseline(m)]
+        if failed:
+            raise CandidateFailed(launch.comparison, _side_of(failed))
         if launch.side not in sides or not (alone or _whole(sides)):
             return None
         return sides[launch.side].value
@@ -96,6 +103,11 @@ def recorded(measurements: Sequence[Measurement]) -> Speeds:
 
 def _whole(sides: Mapping[str, Measurement]) -> bool:
     return len(sides) == 2 and all(m.state != "failed" for m in sides.values())
+
+
+def _side_of(failed: Sequence[Measurement]) -> str:
+    sides = {m.compared.side for m in failed if m.compared is not None}
+    return "baseline" if sides == {"baseline"} else "candidate"
 
 
 def _of_baseline(measurement: Measurement) -> bool:

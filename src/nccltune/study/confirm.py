@@ -181,7 +181,12 @@ class Confirmation:
         answer = Answer(winner.parameters, winner.number, whole, failed=failed)
         if not answer.faster:
             return answer
-        reduced, shares, dropped = self._reduced(winner)
+        try:
+            reduced, shares, dropped = self._reduced(winner)
+        except CandidateFailed as error:
+            if error.side == "candidate":
+                raise  # all settings together, which is what would be promised
+            return answer
         if not dropped or not changes(reduced, self.space.baseline):
             return Answer(winner.parameters, winner.number, whole, None, shares, {}, failed)
         try:
@@ -257,8 +262,11 @@ class Confirmation:
         )
         try:
             found = settle(test, [self.noise], FEWEST)
-        except CandidateFailed:
-            return current  # what fails without them needs them
+        except CandidateFailed as error:
+            if error.side == "baseline":
+                return current  # what fails without them needs them
+            whole = current == winner.parameters
+            raise CandidateFailed(str(error), "candidate" if whole else "reduced") from error
         if found.word == "FASTER":
             shares[name] = found
         if found.word == "FASTER" or (found.launches < FEWEST and not test.over):

@@ -14,6 +14,7 @@ from nccltune.errors import NccltuneError, StudyError
 from nccltune.launch.protocol import Launcher
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.turns import Turns
+from nccltune.output.verdicts import not_proven, one_by_one
 from nccltune.space import ResolvedSpace
 from nccltune.stats.noise import launch_spread, window_spread, windows_needed
 from nccltune.stats.verdict import FEWEST
@@ -76,7 +77,8 @@ class Launches:
         except NccltuneError:  # no shell, say: nothing is known of the files
             return None
         began = time.monotonic()
-        tried = len(subjects) == 2 and measurer.can_take_turns(*subjects)
+        possible = self.turns.refused is None and len(subjects) == 2
+        tried = possible and measurer.can_take_turns(*subjects)
         in_turn = self._in_turn(measurer, launches, subjects) if tried else None
         if in_turn is not None:
             return in_turn
@@ -144,7 +146,8 @@ class Launches:
                     "goes on from here"
                 )
             if failure is not None:
-                raise CandidateFailed(failure.message)
+                side = "baseline" if launch.side == "baseline" else "candidate"
+                raise CandidateFailed(failure.message, side)
             assert measurement.value is not None
             speeds.append(measurement.value)
         return speeds
@@ -177,17 +180,17 @@ def confirm_results(
     limit: int,
     plain: Launcher,
     seed: int = 0,
-) -> str | None:
+) -> list[str]:
     """Measure what the answers of the study need, as far as time goes. `plain` starts ranks by
-    plain torchrun commands, for the last block. Returns why launches did not take turns, if they
-    could not.
+    plain torchrun commands, for the last block. Returns what the user should know: why launches did
+    not take turns, why NCCL's log proves nothing.
 
     Raises: StudyError when the baseline fails, Interrupted.
     """
     store = measurer.store
     noise = store.noise()
     if len(noise) < NOISE_LAUNCHES:
-        return None
+        return []
     repeated = [m for m in store.measurements if m.purpose == "noise"]
     long = with_long_windows(measurer, repeated)
     commands = replace(long, launcher=plain, cold_starts=True, disturbed=[])
@@ -199,14 +202,17 @@ def confirm_results(
         trials = acting(store.trials, store.measurements, space)
         confirmation = Confirmation(space, trials, noise, limit, launches, seed)
         own = confirmation.own_batch()
-        if own.faster and own.trial is not None:
-            commands.close()
-            long.close()
-            prove(long, budget, stop, listener.progress, own.configuration, own.trial)
         larger = larger_winner(trials)
         if larger is not None:
             confirmation.larger_batch(own, larger)
-    return launches.turns.refused
+        unproven = None
+        if own.faster and own.trial is not None:
+            commands.close()
+            long.close()
+            unproven = prove(long, budget, stop, listener.progress, own.configuration, own.trial)
+    refused = launches.turns.refused
+    notes = [] if refused is None else [one_by_one(refused)]
+    return notes if unproven is None else [*notes, not_proven(unproven)]
 
 
 def with_long_windows(measurer: Measurer, noise: Sequence[Measurement]) -> Measurer:

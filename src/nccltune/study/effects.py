@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from nccltune.nccl.proof import Trace, traces
-from nccltune.space import ResolvedSpace, Value, canonical, violation
+from nccltune.space import ResolvedSpace, Value, canonical, changes, violation
 from nccltune.study.records import Measurement, Trial
 
 
 def traces_of(measurement: Measurement) -> tuple[Trace, ...]:
-    """What NCCL's log says of the variables of a measurement; empty where there is no log."""
+    """What NCCL's log says of the variables of a measurement; empty where there is no log, or it
+    does not reach as far as a communicator that was set up: an absence would say nothing.
+    """
     facts = measurement.nccl
     if facts is None or measurement.state == "failed":
         return ()
-    return traces(measurement.effective["env"], facts["environment"], facts.get("config", {}))
+    if not facts.get("version") or not facts.get("channels"):
+        return ()
+    foreign_net = "net" in facts.get("plugins", {})
+    given, config = measurement.effective["env"], facts.get("config", {})
+    return traces(given, facts["environment"], config, foreign_net=foreign_net)
 
 
 def without_trace(measurement: Measurement) -> frozenset[str]:
@@ -23,22 +29,16 @@ def without_trace(measurement: Measurement) -> frozenset[str]:
     return frozenset(t.name for t in traces_of(measurement) if t.meaning == "no trace")
 
 
-def inert(measurements: Iterable[Measurement]) -> frozenset[str]:
-    """Variables without a trace wherever they were set so far."""
-    silent, heard = set[str](), set[str]()
-    for measurement in measurements:
-        for trace in traces_of(measurement):
-            (silent if trace.meaning == "no trace" else heard).add(trace.name)
-    return frozenset(silent - heard)
-
-
 def left_unset(
     configuration: Mapping[str, Value], names: Collection[str], space: ResolvedSpace
 ) -> dict[str, Value]:
-    """The configuration with these variables as in the baseline. Fixed ones stay."""
-    searched = {p.name for p in space.parameters if p.target == "env"}
-    reset = {name: space.baseline[name] for name in searched.intersection(names)}
-    return canonical({**configuration, **reset}, space) if reset else dict(configuration)
+    """The configuration with these variables as in the baseline. Fixed ones stay; so does the whole
+    where another setting asks for one of them and would go too.
+    """
+    reset = {name: space.baseline[name] for name in _searched(space).intersection(names)}
+    reduced = canonical({**configuration, **reset}, space) if reset else dict(configuration)
+    apart = changes(reduced, configuration).keys() - reset.keys()
+    return dict(configuration) if apart or violation(reduced, space) is not None else reduced
 
 
 def acting(
@@ -50,8 +50,45 @@ def acting(
     silent = {m.id: without_trace(m) for m in measurements}
     found = []
     for trial in trials:
-        names = silent.get(trial.measurements[-1], ()) if trial.measurements else ()
-        reduced = left_unset(trial.parameters, names, space)
-        legal = violation(reduced, space) is None  # another setting may ask for one of them
-        found.append(replace(trial, parameters=reduced) if names and legal else trial)
+        names = silent.get(trial.measurements[-1], frozenset()) if trial.measurements else ()
+        found.append(replace(trial, parameters=left_unset(trial.parameters, names, space)))
     return found
+
+
+@dataclass
+class Silences:
+    """Variables that did nothing, each beside the other variables that it was set with: under an
+    algorithm, say, that does not look at it. `measurements` may grow.
+    """
+
+    measurements: Sequence[Measurement]
+    space: ResolvedSpace
+    _seen: int = 0
+    _found: list[tuple[dict[str, Value], frozenset[str]]] = field(default_factory=list)
+
+    def same_effect(self, configuration: Mapping[str, Value]) -> dict[str, Value]:
+        """The configuration without what is known to do nothing beside its other variables."""
+        self._catch_up()
+        given = self._environment(configuration)
+        for others, silent in self._found:
+            names = silent & given.keys()
+            if names and {n: v for n, v in given.items() if n not in names} == others:
+                return left_unset(configuration, names, self.space)
+        return dict(configuration)
+
+    def _catch_up(self) -> None:
+        for measurement in self.measurements[self._seen :]:
+            self._seen += 1
+            if silent := without_trace(measurement):
+                given = self._environment(measurement.configuration)
+                others = {name: value for name, value in given.items() if name not in silent}
+                self._found.append((others, silent))
+
+    def _environment(self, configuration: Mapping[str, Value]) -> dict[str, Value]:
+        """The variables that it sets."""
+        names = _searched(self.space)
+        return {n: v for n, v in changes(configuration, self.space.baseline).items() if n in names}
+
+
+def _searched(space: ResolvedSpace) -> set[str]:
+    return {p.name for p in space.parameters if p.target == "env"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nccltune.space import Parameter, ResolvedSpace, Value, canonical, changes, key, violation
 from nccltune.study.budget import Budget
-from nccltune.study.effects import left_unset
+from nccltune.study.effects import Silences
 from nccltune.study.proposals import Proposal, Proposer
 from nccltune.study.records import Stage, Trial, best_of
 
@@ -47,12 +47,10 @@ class Planner:
         proposer: Proposer,
         batch_size: int,
         memory: Memory,
-        inert: Callable[[], Collection[str]] = tuple,
+        silences: Silences | None = None,
     ) -> None:
-        """`inert`: variables that had no effect wherever they were set so far. Configurations that
-        differ in these alone are one.
-        """
-        self._inert = inert
+        """`silences`: what is known to do nothing. Configurations of the same effect are one."""
+        self._silences = silences or Silences((), space)
         self._space, self._proposer, self._batch_size = space, proposer, batch_size
         self._memory = memory
         self._larger = larger_batches(space, batch_size)
@@ -186,7 +184,7 @@ class Planner:
 
     def _effect(self, configuration: Mapping[str, Value]) -> str:
         """Equal for configurations with the same effect."""
-        return key(left_unset(configuration, self._inert(), self._space))
+        return key(self._silences.same_effect(configuration))
 
     def _complete(self, values: Mapping[str, Value]) -> dict[str, Value]:
         return canonical(values, self._space)

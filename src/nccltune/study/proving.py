@@ -62,14 +62,16 @@ def prove(
     progress: Progress,
     configuration: Mapping[str, Value],
     trial: int,
-) -> None:
+) -> str | None:
     """Launch the baseline and the winner, the winner with its files, under NCCL's full log, where
     that was not done before and NCCL is used. Nothing is timed. A launch that fails is on record
-    and proves nothing. No other worker group may be alive. Raises Interrupted.
+    and proves nothing: the reason is returned. No other worker group may be alive.
+
+    Raises: Interrupted.
     """
     store = measurer.store
     if measurer.task.workload.backend != "nccl":
-        return
+        return None
     short = replace(measurer.settings, windows=1, max_warmup_seconds=1.0)
     logged = replace(measurer, settings=short, tuning_log=True, health=None, disturbed=[])
     try:
@@ -81,8 +83,13 @@ def prove(
             subject = Subject(wanted, "search", "proof", number, purpose="proof", fresh=True)
             if number:
                 subject = replace(subject, given=_files(measurer, wanted))
-            measurement, _ = logged.measure(subject, progress)
+            measurement, failure = logged.measure(subject, progress)
             store.add_extra(measurement)
+            if failure is not None:
+                return f"{failure.message}; see {failure.log}"
+        return None
+    except StudyError as error:  # no more hosts, say: the verdict stands without it
+        return str(error)
     finally:
         logged.close()
 
