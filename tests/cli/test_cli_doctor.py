@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,17 @@ import pytest
 from cli_command import Command
 from study_jobs import MACHINE, TASK
 
-from nccltune.cli import app, examining
+from fake_machines import bridged_machine, h200_machine, install
+from nccltune.cli import app, examining, machine_check
 from nccltune.errors import Interrupted, StudyError
+from nccltune.launch.libraries import Libraries
+from nccltune.machine import topology
+from nccltune.machine.gpu_links import Pcie
+from nccltune.machine.gpus import Gpu, GpuProcess
+from nccltune.machine.host import Host
+from nccltune.machine.nics import Interface
 from nccltune.nccl.site import SiteVariable
-from nccltune.output.diagnosis import findings, paragraph
+from nccltune.output.diagnosis import paragraph
 from nccltune.stats.step import Diagnosis, Shares
 from nccltune.study.options import SearchOptions
 from nccltune.study.survey import Survey
@@ -26,7 +34,7 @@ from nccltune.study.survey import Survey
 OPTIONS = {
     "--model", "--device", "--backend", "--nproc-per-node", "--launcher", "--python",
     "--allow-busy", "--batch-size", "--num-workers", "--image-size", "--data", "--precision",
-    "--channels-last", "--cudnn-benchmark", "--no-cudnn-benchmark", "--json",
+    "--channels-last", "--cudnn-benchmark", "--no-cudnn-benchmark", "--json", "--no-launch",
 }  # fmt: skip
 DIAGNOSIS = Diagnosis(
     world_size=2,
@@ -45,13 +53,56 @@ DIAGNOSIS = Diagnosis(
     utilization=(98.0, 97.0),
     noise=0.004,
 )
-PROBE = {"version": "2.28.9", "transport": ["P2P"], "network": None}
+PROBE = {
+    "version": "2.27.5",
+    "transport": ["P2P"],
+    "network": None,
+    "channels": 24,
+    "nvls": True,
+}
 SITE = {"NCCL_NVLS_ENABLE": SiteVariable("NCCL_NVLS_ENABLE", "0", "environment")}
-FOUND = Survey(SearchOptions(), TASK, MACHINE, (), SITE, {}, "python", ())
+GPUS = tuple(Gpu(n, f"GPU-{n}", "NVIDIA H200", 150_754_820_096, 18) for n in range(2))
+FOUND = Survey(SearchOptions(), TASK, MACHINE, GPUS, SITE, {}, "python", ())
+HOST = Host(
+    shm_bytes=256 << 30,
+    shm_free_bytes=255 << 30,
+    memory_bytes=256 << 30,
+    cores=tuple(range(32)),
+    nodes=((0, tuple(range(32))),),
+    virtual=True,
+)
+ETH0 = Interface("eth0", up=True, driver="virtio_net")
+FACTS = [
+    "GPUs            2x NVIDIA H200, 140.4 GiB",
+    "links           NV18 between all; 18 of 18 NVLinks up",
+    "PCIe            unknown (virtual machine)",
+    "NUMA            node 0: CPU 0-31 with GPU 0-1",
+    "CPU             Some CPU, 32 cores",
+    "limits          CPU 0-31, memory 256.0 GiB",
+    "/dev/shm        256.0 GiB, 255.0 GiB free",
+    "network         eth0 speed unknown (virtio_net); no RDMA device",
+]
 
 
 @pytest.fixture
-def ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """2x H200 of a virtual machine, on which nothing disturbs and nothing is set."""
+    install(monkeypatch, h200_machine())
+    monkeypatch.setattr(topology, "read_host", lambda: HOST)
+    monkeypatch.setattr(topology, "read_interfaces", lambda: (ETH0,))
+    monkeypatch.setattr(topology, "read_rdma", lambda: ())
+    for module in (machine_check, examining):
+        monkeypatch.setattr(module, "processes", lambda _gpus: ())
+    monkeypatch.setattr(machine_check, "taints", lambda *_, **__: ())
+    monkeypatch.setattr(examining, "Watch", lambda *_: lambda: ())
+    monkeypatch.setattr(machine_check, "conf_files", lambda _environ: ())
+    libraries = Libraries("22705", "here", "2.9.0")
+    monkeypatch.setattr(machine_check, "libraries_of", lambda *_: libraries)
+    return monkeypatch
+
+
+@pytest.fixture
+def ranks(machine: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """No ranks: `answer` is what they would give, an exception is raised. `temporary` is where
     logs go.
     """
@@ -63,20 +114,27 @@ def ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
         given["options"] = options
         yield SimpleNamespace(found=given["found"], launcher=SimpleNamespace(warnings=["slow"] * 2))
 
-    def diagnose(_found: Survey, _launcher: object, logs: Path, **_: Any) -> Diagnosis:
+    def diagnose(_found: Survey, _launcher: object, logs: Path, *, progress: Any) -> Diagnosis:
         logs.mkdir()
         (logs / "rank0.log").write_text("words")
         if isinstance(given["answer"], BaseException):
             raise given["answer"]
         assert isinstance(given["answer"], Diagnosis)
+        progress({"type": "round", "round": 1, "rounds": 4})
+        progress({"type": "window", "window": {"part": "whole", "steps": 5}})
+        progress({"type": "window", "window": {"part": "loader", "steps": 5}})
         return given["answer"]
 
-    monkeypatch.setattr(examining, "started", started)
-    monkeypatch.setattr(examining, "diagnose", diagnose)
-    monkeypatch.setattr(examining, "probe_machine", lambda *_: PROBE)
-    monkeypatch.setattr(examining, "end_old", lambda: None)
-    monkeypatch.setattr("tempfile.tempdir", str(given["temporary"]))
+    machine.setattr(examining, "started", started)
+    machine.setattr(examining, "diagnose", diagnose)
+    machine.setattr(examining, "probe_machine", lambda *_: PROBE)
+    machine.setattr(examining, "end_old", lambda: None)
+    machine.setattr("tempfile.tempdir", str(given["temporary"]))
     return given
+
+
+def stripped(text: str) -> list[str]:
+    return [line.rstrip() for line in text.splitlines()]
 
 
 def test_the_options_of_doctor() -> None:
@@ -110,33 +168,34 @@ def test_a_mistake_is_one_message(
 def test_what_is_printed(nccltune_command: Command, ranks: dict[str, Any]) -> None:
     done = nccltune_command("doctor", "--batch-size", "32")
     assert done.code == 0
-    head, _, text = done.out.partition("Of a step")
-    assert [line.rstrip() for line in head.splitlines()] == [
-        "GPUs            2x NVIDIA H200, 141.0 GiB",
-        "driver          570.1",
-        "torch           2.9.0, CUDA 12.8",
-        "ranks           2 with nccl",
-        "CPU             Some CPU, 16 cores: 8 a rank",
-        "loader          2 workers a rank",
-        "NCCL            2.28.9",
-        "transport       P2P",
-        "site variables  NCCL_NVLS_ENABLE=0",
+    told, _, rest = done.out.partition("Of a step")
+    step, _, table = f"Of a step{rest}".partition("\n\n")
+    assert stripped(told) == [
+        "warning  Exposed communication, with waiting for slower ranks, takes 25% of the step "
+        "(limit 20%).",
+        "         next: nccltune search --batch-size 32 --only env --only ddp; larger batches "
+        "communicate less often",
+        "warning  GPUs wait for their hosts to launch kernels 12% of the step (limit 10%), which "
+        "no setting searched here",
+        "         changes.",
+        "         next: torch.compile or CUDA graphs, a larger batch, a faster processor",
         "",
+    ]
+    assert " ".join(step.split()) == paragraph(DIAGNOSIS)
+    assert stripped(table) == [
         "rank  data  compute  communication  host  kernels  NVML    alone  awaiting data",
         "   0    2%      61%            25%   12%      61%   98%  32.8 ms         1.0 ms",
         "   1    2%      65%            25%    8%      65%   97%  32.7 ms         2.0 ms",
         "",
+        *FACTS,
+        "software        driver 570.1 (CUDA 13.0), torch 2.9.0 (CUDA 12.8), NCCL 2.27.5",
+        "job             resnet50, 2 ranks with nccl, batch 64, 2 loader workers and 8 cores a "
+        "rank",
+        "NCCL chose      P2P, 24 channels, NVLS",
+        "site variables  NCCL_NVLS_ENABLE=0",
     ]
-    paragraphs = [" ".join(part.split()) for part in f"Of a step{text}".split("\n\n")]
-    assert paragraphs == [
-        paragraph(DIAGNOSIS),
-        *(
-            text.replace("nccltune search", "nccltune search --batch-size 32")
-            for text in findings(DIAGNOSIS)
-        ),
-    ]
-    assert len(paragraphs) == 3 and max(len(line) for line in done.out.splitlines()) <= 120
-    assert done.err.count("note: slow") == 1
+    assert max(len(line) for line in done.out.splitlines()) <= 120
+    assert done.err.count("note: slow") == 1 and "round 1 of at most 4" in done.err
     assert ranks["options"].batch_size == 32
     assert not list(ranks["temporary"].iterdir())
 
@@ -149,22 +208,23 @@ def test_on_the_cpu_nothing_is_said_of_gpus(
     )
     workload = replace(TASK.workload, device="cpu", backend="gloo")
     task = replace(TASK, workload=workload)
-    ranks["found"] = replace(FOUND, machine=machine, task=task, site={})
+    ranks["found"] = replace(FOUND, machine=machine, task=task, site={}, gpus=())
     quiet = (Shares(0.0, 0.95, 0.05, 0.0),) * 2
     ranks["answer"] = replace(DIAGNOSIS, ranks=quiet, gpu_busy=(), utilization=())
     done = nccltune_command("doctor")
-    lines = [line.rstrip() for line in done.out.splitlines()]
-    assert lines[:7] == [
+    lines = stripped(done.out)
+    assert lines[0] == "Nothing is out of the ordinary."
+    at = lines.index("rank  data  compute  communication    alone  awaiting data") + 4
+    assert lines[at:] == [
         "GPUs            none in use",
-        "driver          -",
-        "torch           2.9.0",
-        "ranks           2 with gloo",
-        "CPU             Some CPU, 3 cores: 1.5 a rank",
-        "loader          2 workers a rank",
+        "NUMA            node 0: CPU 0-31",
+        "CPU             Some CPU, 32 cores",
+        *FACTS[5:],
+        "software        torch 2.9.0, NCCL 2.27.5",
+        "job             resnet50, 2 ranks with gloo, batch 64, 2 loader workers and 1.5 cores a "
+        "rank",
         "site variables  none",
     ]
-    assert lines[8] == "rank  data  compute  communication    alone  awaiting data"
-    assert lines[-1] == "Nothing is out of the ordinary."
 
 
 def test_as_json(nccltune_command: Command, ranks: dict[str, Any]) -> None:
@@ -174,7 +234,135 @@ def test_as_json(nccltune_command: Command, ranks: dict[str, Any]) -> None:
     assert told["diagnosis"]["ranks"][0]["host"] == 0.12
     assert told["nccl"] == PROBE
     assert told["site"] == {"NCCL_NVLS_ENABLE": "0"}
-    assert len(told["findings"]) == 2
+    assert [f["about"] for f in told["findings"]] == ["communication", "host"]
+    assert set(told["findings"][0]) == {"severity", "about", "fact", "next"}
+    assert told["topology"]["pairs"][0]["label"] == "NV18"
+    assert told["used"] == [0, 1] and told["best_gpus"] == {"2": [0, 1]}
+    assert told["lint"] == told["contaminations"] == []
+
+
+def test_others_on_the_gpus_are_told_and_nothing_is_launched(
+    nccltune_command: Command, ranks: dict[str, Any], machine: pytest.MonkeyPatch
+) -> None:
+    machine.setattr(examining, "processes", lambda _gpus: (GpuProcess(1, 77, "python"),))
+    ranks["answer"] = AssertionError("launched")
+    done = nccltune_command("doctor", "--json")
+    assert done.code == 0
+    told = json.loads(done.out)
+    assert told["diagnosis"] is None and told["nccl"] is None
+    assert told["contaminations"] == ["GPU 1: process 77 (python)"]
+    assert told["findings"][0]["severity"] == "error"
+    assert "no rank was started" in nccltune_command("doctor").out
+    ranks["answer"] = DIAGNOSIS
+    done = nccltune_command("doctor", "--json", "--allow-busy")
+    assert json.loads(done.out)["diagnosis"] is not None
+
+
+def test_the_links_of_working_gpus_are_read(
+    nccltune_command: Command, ranks: dict[str, Any], machine: pytest.MonkeyPatch
+) -> None:
+    slow = Pcie(3, 16, 5, 16, 5, busy=True)
+    machine.setattr(examining, "read_pcie", lambda gpus: (slow,) * len(gpus))
+    lines = stripped(nccltune_command("doctor").out)
+    assert "warning  GPUs 0-1: PCIe runs at generation 3 of 5 under load." in lines
+    assert "PCIe            generation 3 of 5, 16 of 16 lanes" in lines
+
+
+# The machine alone.
+
+
+@pytest.fixture
+def alone(machine: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Nothing may be launched."""
+
+    def launched(*_: object, **__: object) -> None:
+        raise AssertionError("launched")
+
+    machine.setattr(examining, "started", launched)
+    for name in [name for name in os.environ if name.startswith("NCCL_")]:
+        machine.delenv(name)
+    return machine
+
+
+def test_the_machine_alone(nccltune_command: Command, alone: pytest.MonkeyPatch) -> None:
+    done = nccltune_command("doctor", "--no-launch")
+    assert (done.code, done.err) == (0, "")
+    lines = stripped(done.out)
+    assert lines[:5] == ["Nothing is out of the ordinary.", "", *FACTS[:3]]
+    assert lines[6].startswith("CPU ")
+    assert lines[-2:] == [
+        "software        driver 580.159.04 (CUDA 13.0), torch 2.9.0, NCCL 2.27.5",
+        "site variables  none",
+    ]
+    assert len(lines) <= 24
+
+
+def test_settings_and_what_disturbs(nccltune_command: Command, alone: pytest.MonkeyPatch) -> None:
+    alone.setenv("NCCL_BUFFSIZE", "8M")
+    alone.setattr(machine_check, "taints", lambda *_, **__: ("GPU 0 was slowed by heat",))
+    told = json.loads(nccltune_command("doctor", "--no-launch", "--json").out)
+    assert [(f["severity"], f["about"]) for f in told["findings"]] == [
+        ("error", "site variables"),
+        ("warning", "contamination"),
+    ]
+    assert told["lint"][0]["rule"] == "unreadable-number"
+    assert told["job"] is None and told["diagnosis"] is None and told["summary"] is None
+    assert told["contaminations"] == ["GPU 0 was slowed by heat"]
+
+
+def test_nccl_conf_counts_as_well(
+    nccltune_command: Command, alone: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    conf = tmp_path / "nccl.conf"
+    conf.write_text("NCCL_BUFSIZE=8388608\n")
+    alone.setattr(machine_check, "conf_files", lambda _environ: (conf,))
+    told = json.loads(nccltune_command("doctor", "--no-launch", "--json").out)
+    assert (str(conf), "misspelt") in [(f["file"], f["rule"]) for f in told["lint"]]
+
+
+def test_which_gpus_fewer_ranks_take(nccltune_command: Command, alone: pytest.MonkeyPatch) -> None:
+    install(alone, bridged_machine())
+    out = stripped(nccltune_command("doctor", "--no-launch", "--nproc-per-node", "2").out)
+    assert out[:2] == [
+        "warning  2 ranks run on GPUs 0-1, where the slowest way is SYS; GPUs 0,2 have NV12.",
+        "         next: take CUDA_VISIBLE_DEVICES=0,2",
+    ]
+    assert "ranks           for 2 take CUDA_VISIBLE_DEVICES=0,2 (NV12)" in out
+    done = nccltune_command("doctor", "--no-launch", "--nproc-per-node", "5")
+    assert (done.code, done.out) == (2, "") and "more ranks than GPUs (4 visible)" in done.err
+
+
+def test_a_machine_without_gpus(nccltune_command: Command, alone: pytest.MonkeyPatch) -> None:
+    install(alone, None)
+    out = stripped(nccltune_command("doctor", "--no-launch").out)
+    assert "GPUs            none in use" in out
+    install(alone, h200_machine())
+    assert out == stripped(nccltune_command("doctor", "--no-launch", "--device", "cpu").out)
+
+
+def test_many_findings_are_cut_on_the_screen(
+    nccltune_command: Command, alone: pytest.MonkeyPatch
+) -> None:
+    alone.setattr(
+        machine_check, "taints", lambda *_, **__: tuple(f"GPU {n} was slowed" for n in range(11))
+    )
+    assert "and 3 more: --json has all" in nccltune_command("doctor", "--no-launch").out
+    assert (
+        len(json.loads(nccltune_command("doctor", "--no-launch", "--json").out)["findings"]) == 11
+    )
+
+
+# Ranks that fail.
+
+
+def test_a_failure_comes_with_what_is_wrong_here(
+    nccltune_command: Command, ranks: dict[str, Any], machine: pytest.MonkeyPatch
+) -> None:
+    machine.setattr(topology, "read_host", lambda: replace(HOST, shm_bytes=64 << 20))
+    ranks["answer"] = StudyError("the job failed")
+    done = nccltune_command("doctor")
+    assert (done.code, done.out) == (1, "")
+    assert "warning: /dev/shm has 64 MiB (limit 1.0 GiB)" in done.err
 
 
 def test_logs_stay_where_ranks_failed(nccltune_command: Command, ranks: dict[str, Any]) -> None:

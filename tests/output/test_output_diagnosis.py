@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from nccltune.output.diagnosis import findings, paragraph
+from nccltune.output import diagnosis
+from nccltune.output.diagnosis import paragraph
 from nccltune.stats.step import Diagnosis, Shares
 
 GOOD = Diagnosis(
@@ -27,6 +28,10 @@ GOOD = Diagnosis(
     noise=0.004,
 )
 ON_THE_CPU = replace(GOOD, gpu_busy=(), utilization=())
+
+
+def findings(found: Diagnosis, backend: str = "nccl") -> list[str]:
+    return [f"{one.fact}. Next: {one.next}" for one in diagnosis.findings(found, backend=backend)]
 
 
 def test_one_paragraph() -> None:
@@ -105,7 +110,7 @@ def test_exposed_communication(share: float, limit: str | None) -> None:
     assert found == [
         f"Exposed communication, with waiting for slower ranks, takes {100 * share:.0f}% of the "
         f"step ({limit}). Next: nccltune search --only env --only ddp; larger batches communicate "
-        "less often."
+        "less often"
     ]
 
 
@@ -120,7 +125,7 @@ def test_gpus_that_wait_for_their_hosts() -> None:
     assert finding == (
         "GPUs wait for their hosts to launch kernels 20% of the step (limit 10%), which no setting "
         "searched here changes. Next: torch.compile or CUDA graphs, a larger batch, a faster "
-        "processor."
+        "processor"
     )
 
 
@@ -128,8 +133,8 @@ def test_a_straggler() -> None:
     four = replace(GOOD, compute_seconds=(0.040, 0.041, 0.046, 0.040))
     [finding] = findings(four)
     assert finding == (
-        "Rank 2 computes 15% longer than other ranks (limit 5%), and all wait for it. Next: look "
-        "at its GPU's clocks and temperature, and at what else runs on its cores."
+        "Rank 2 computes 15% longer than other ranks (limit 5% above the median), and all wait "
+        "for it. Next: look at its GPU's clocks and temperature, and at what else runs on its cores"
     )
     assert findings(replace(four, compute_seconds=(0.040, 0.0415))) == []
 
@@ -153,6 +158,7 @@ def test_nothing_to_win() -> None:
         loader_bound_unsynced=0.0,
     )
     assert findings(tight) == [
-        "Neither communication nor loader settings can win more than 1%: keep the defaults. What "
-        "is left is the computing itself, and the batch size."
+        "Neither communication nor loader settings can win more than 1%: what is left is the "
+        "computing itself, and the batch size. Next: keep the defaults"
     ]
+    assert [one.severity for one in diagnosis.findings(tight)] == ["note"]

@@ -86,8 +86,9 @@ def test_the_command_says_what_is_late(cli: Cli) -> None:
     assert 0.3 < told["diagnosis"]["loader_bound"] < 1.3  # 1 but for what a step takes beside
     assert told["job"]["model"] == "smalljobs:Sleepy"
     assert told["machine"]["torch"] and told["nccl"] is None
-    awaited = [text for text in told["findings"] if "while data is awaited" in text]
-    assert len(awaited) == 1 and awaited[0].endswith("nccltune search --only loader")
+    awaited = [found for found in told["findings"] if "while data is awaited" in found["fact"]]
+    assert len(awaited) == 1 and awaited[0]["next"] == "nccltune search --only loader"
+    assert told["topology"]["host"]["cores"]
     assert "loader settings at most" in told["summary"]
     assert "warming up" in run.stderr and "round 1 of at most 4" in run.stderr
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,14 @@ def opened_nvml() -> Iterator[Any]:
         yield pynvml
     finally:
         pynvml.nvmlShutdown()
+
+
+def or_none(ask: Callable[[], _T]) -> _T | None:
+    """NVML's answer; None where the GPU, the driver, the binding or a permission is lacking."""
+    try:
+        return ask()
+    except Exception:
+        return None
 
 
 def visible_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:

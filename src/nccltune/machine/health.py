@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 
 from nccltune.machine.cpu import CpuLoad, CpuReading, family_of, load, read_cpu
-from nccltune.machine.gpus import Gpu, GpuProcess, compute_processes, opened_nvml
+from nccltune.machine.gpus import Gpu, GpuProcess, compute_processes, opened_nvml, or_none
 
 HEAT_LIMIT = 0.02
 """Share of the time that a GPU may be slowed by heat; NVML's counter moves in steps of 0.1 s."""
@@ -29,8 +29,6 @@ FULL_LIMIT = 0.9
 # nvml.h's nvmlClocksEventReasons, spelled out because older bindings have other names for them.
 # Power capping (0x4) is not among them: it is how a GPU under full load runs.
 _SW_THERMAL, _HW_SLOWDOWN, _HW_THERMAL, _POWER_BRAKE = 0x20, 0x8, 0x40, 0x80
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -175,22 +173,22 @@ def _strangers(before: GpuReading, after: GpuReading) -> Iterator[str]:
 
 
 def _gpu_reading(nvml: Any, index: int, ours: Collection[int]) -> GpuReading:
-    handle = _or_none(lambda: nvml.nvmlDeviceGetHandleByIndex(index))
+    handle = or_none(lambda: nvml.nvmlDeviceGetHandleByIndex(index))
     if handle is None:
         return GpuReading(index)
     return GpuReading(
         index=index,
-        heat_seconds=_or_none(lambda: _heat_seconds(nvml, handle)),
-        slowdowns=_or_none(lambda: slowdowns_in(_event_reasons(nvml, handle))),
-        ecc_errors=_or_none(
+        heat_seconds=or_none(lambda: _heat_seconds(nvml, handle)),
+        slowdowns=or_none(lambda: slowdowns_in(_event_reasons(nvml, handle))),
+        ecc_errors=or_none(
             lambda: int(
                 nvml.nvmlDeviceGetTotalEccErrors(
                     handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
                 )
             )
         ),
-        nvlink=_or_none(lambda: _nvlink_errors(nvml, handle)),
-        strangers=_or_none(
+        nvlink=or_none(lambda: _nvlink_errors(nvml, handle)),
+        strangers=or_none(
             lambda: tuple(
                 p
                 for p in compute_processes(nvml, handle, index)
@@ -200,14 +198,6 @@ def _gpu_reading(nvml: Any, index: int, ours: Collection[int]) -> GpuReading:
             )
         ),
     )
-
-
-def _or_none(ask: Callable[[], _T]) -> _T | None:
-    """NVML's answer; None where the GPU, the driver, the binding or a permission is lacking."""
-    try:
-        return ask()
-    except Exception:
-        return None
 
 
 def _heat_seconds(nvml: Any, handle: Any) -> float:

@@ -1,4 +1,4 @@
-"""A diagnosis in words: one paragraph, and findings that name the next step. No printing here."""
+"""A diagnosis in words: one paragraph, and findings with the next step. No printing here."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Iterator
 
 from nccltune.output import words
+from nccltune.output.findings import Finding
 from nccltune.stats.step import Diagnosis
 
 # Rules of thumb: a share of the step above which it is worth a look.
@@ -68,7 +69,7 @@ def _bounds(found: Diagnosis) -> str:
     return f"{text}."
 
 
-def findings(diagnosis: Diagnosis, *, backend: str = "nccl") -> list[str]:
+def findings(diagnosis: Diagnosis, *, backend: str = "nccl") -> list[Finding]:
     """What is out of the ordinary: fact, limit, next step. `backend` says which settings act."""
     return [
         *_noisy(diagnosis),
@@ -81,16 +82,18 @@ def findings(diagnosis: Diagnosis, *, backend: str = "nccl") -> list[str]:
     ]
 
 
-def _noisy(found: Diagnosis) -> Iterator[str]:
+def _noisy(found: Diagnosis) -> Iterator[Finding]:
     if found.noise > _NOISE:
-        yield (
+        yield Finding(
+            "warning",
+            "noise",
             f"A step's time differed by +-{_percent(found.noise)} between rounds (limit "
-            f"{_percent(_NOISE)}), and what is said here is no finer: see what else runs on this "
-            "machine, and repeat."
+            f"{_percent(_NOISE)}), and what is said of the step is no finer",
+            "see what else runs on this machine, and repeat",
         )
 
 
-def _data(found: Diagnosis) -> Iterator[str]:
+def _data(found: Diagnosis) -> Iterator[Finding]:
     share = max(rank.data for rank in found.ranks)
     if share <= _DATA:
         return
@@ -98,13 +101,13 @@ def _data(found: Diagnosis) -> Iterator[str]:
     awaited = max(found.data_wait_seconds) / found.step_seconds
     if awaited >= share / 2:
         who = "GPUs idle" if found.gpu_busy else "Ranks idle"
-        text = f"{who} while data is awaited, {_percent(share)} of the step {limit}."
+        text = f"{who} while data is awaited, {_percent(share)} of the step {limit}"
     else:
         text = (
             f"Loading costs {_percent(share)} of the step {limit}, though data is awaited for only "
-            f"{_percent(awaited)}: loading and training compete for processor cores or memory."
+            f"{_percent(awaited)}: loading and training compete for processor cores or memory"
         )
-    yield f"{text}{_pace(found)} Next: nccltune search --only loader"
+    yield Finding("warning", "loader", f"{text}{_pace(found)}", "nccltune search --only loader")
 
 
 def _pace(found: Diagnosis) -> str:
@@ -112,15 +115,15 @@ def _pace(found: Diagnosis) -> str:
         return ""
     own = max(found.compute_seconds)
     pace = (
-        f" The loader takes {_milliseconds(found.loader_seconds)} a batch on its own, training "
+        f". The loader takes {_milliseconds(found.loader_seconds)} a batch on its own, training "
         f"{_milliseconds(own)}"
     )
     if found.loader_seconds > own:
-        return f"{pace}: it needs more workers, faster files or less work a sample."
-    return f"{pace}: it is fast enough until both want the same cores."
+        return f"{pace}: it needs more workers, faster files or less work a sample"
+    return f"{pace}: it is fast enough until both want the same cores"
 
 
-def _communication(found: Diagnosis, backend: str) -> Iterator[str]:
+def _communication(found: Diagnosis, backend: str) -> Iterator[Finding]:
     share = max(rank.communication for rank in found.ranks)
     if share <= _COMMUNICATION:
         return
@@ -130,51 +133,63 @@ def _communication(found: Diagnosis, backend: str) -> Iterator[str]:
         else f"limit {_percent(_COMMUNICATION)}"
     )
     targets = "--only env --only ddp" if backend == "nccl" else "--only ddp"
-    yield (
+    yield Finding(
+        "warning",
+        "communication",
         f"Exposed communication, with waiting for slower ranks, takes {_percent(share)} of the "
-        f"step ({limit}). Next: nccltune search {targets}; larger batches communicate less often."
+        f"step ({limit})",
+        f"nccltune search {targets}; larger batches communicate less often",
     )
 
 
-def _host(found: Diagnosis) -> Iterator[str]:
+def _host(found: Diagnosis) -> Iterator[Finding]:
     share = max(rank.host for rank in found.ranks)
     if share > _HOST:
-        yield (
+        yield Finding(
+            "warning",
+            "host",
             f"GPUs wait for their hosts to launch kernels {_percent(share)} of the step (limit "
-            f"{_percent(_HOST)}), which no setting searched here changes. Next: torch.compile or "
-            "CUDA graphs, a larger batch, a faster processor."
+            f"{_percent(_HOST)}), which no setting searched here changes",
+            "torch.compile or CUDA graphs, a larger batch, a faster processor",
         )
 
 
-def _straggler(found: Diagnosis) -> Iterator[str]:
+def _straggler(found: Diagnosis) -> Iterator[Finding]:
     usual = statistics.median_low(found.compute_seconds)
     slowest = max(found.compute_seconds)
     if slowest > (1 + max(_STRAGGLER, found.noise)) * usual:
         rank = found.compute_seconds.index(slowest)
         clocks = "its GPU's clocks and temperature, and at " if found.gpu_busy else ""
-        yield (
+        yield Finding(
+            "warning",
+            "compute",
             f"Rank {rank} computes {_percent(slowest / usual - 1)} longer than other ranks (limit "
-            f"{_percent(_STRAGGLER)}), and all wait for it. Next: look at {clocks}what else runs "
-            "on its cores."
+            f"{_percent(_STRAGGLER)} above the median), and all wait for it",
+            f"look at {clocks}what else runs on its cores",
         )
 
 
-def _scaling(found: Diagnosis) -> Iterator[str]:
+def _scaling(found: Diagnosis) -> Iterator[Finding]:
     efficiency = found.scaling_efficiency
     if efficiency is not None and efficiency < _EFFICIENCY:
-        yield (
+        yield Finding(
+            "note",
+            "scaling",
             f"Scaling efficiency is {_percent(efficiency)} (limit {_percent(_EFFICIENCY)}): beside "
-            "exposed communication, ranks share processor cores, memory and disk. Next: see which "
-            "part grows with --nproc-per-node."
+            "exposed communication, ranks share processor cores, memory and disk",
+            "see which part grows with --nproc-per-node",
         )
 
 
-def _nothing(found: Diagnosis) -> Iterator[str]:
+def _nothing(found: Diagnosis) -> Iterator[Finding]:
     most = max(found.communication_limit, found.loader_limit)
     if most <= _LITTLE:
-        yield (
-            f"Neither communication nor loader settings can win more than {_percent(most)}: keep "
-            "the defaults. What is left is the computing itself, and the batch size."
+        yield Finding(
+            "note",
+            "defaults",
+            f"Neither communication nor loader settings can win more than {_percent(most)}: what "
+            "is left is the computing itself, and the batch size",
+            "keep the defaults",
         )
 
 
