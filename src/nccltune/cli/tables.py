@@ -146,6 +146,9 @@ def summary_lines(summary: Summary) -> list[str]:
     files = written_files(summary)
     if files:
         lines.append(f"Written: {', '.join(files)}")
+    if summary.unpinned:
+        names = " ".join(summary.unpinned)
+        lines.append(f"Measured without {names} (--unpin): unset it in the job's environment too")
     return [*lines, *_how_to_use(summary)] if files else lines
 
 

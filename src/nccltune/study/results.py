@@ -73,6 +73,7 @@ def _best(summary: Summary, outcome: Outcome) -> Best:
             "baseline_value": baseline.value,
             "unit": "samples/s of all ranks; search values rank candidates, they are no gain",
             "nccl": _nccl_version(summary),
+            **({"unpinned": summary.unpinned} if summary.unpinned else {}),
         },
     )
 
@@ -117,7 +118,7 @@ def _header(summary: Summary, own: Outcome) -> list[str]:
         lines.append("no variable to set: keep NCCL's defaults")
         if own.trial.number:
             lines.append("what this trial changed is in best.yaml, for nccltune.load")
-    if unpinned := summary.definition.get("unpinned"):
+    if unpinned := summary.unpinned:
         lines.append(
             f"measured without {' '.join(unpinned)}: take that out of the job's environment"
         )

@@ -69,7 +69,8 @@ class Summary:
         answer = confirmation.own_batch()
         if answer.trial is None or (answer.verdict and answer.verdict.launches >= FEWEST):
             return answer
-        for trial in reversed(self.acting):
+        # As measured too: earlier versions confirmed variables without an effect along with the rest.
+        for trial in [*reversed(self.acting), *reversed(self.trials)]:
             if trial.stage == "search" and trial.state == "complete":
                 with contextlib.suppress(CandidateFailed):
                     earlier = confirmation.of_trial(trial)
@@ -140,6 +141,11 @@ class Summary:
                 f"{self.paths.folder}: its records are damaged ({type(why).__name__}: {why}); "
                 "restore the files"
             ) from why
+
+    @property
+    def unpinned(self) -> list[str]:
+        """Variables of the site that no launch had."""
+        return list(self.definition.get("unpinned", ()))
 
     @property
     def baseline(self) -> Trial | None:
