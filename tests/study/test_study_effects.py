@@ -9,7 +9,7 @@ from typing import Any
 from study_jobs import PARAMETERS, Asked, FormulaLauncher, measurement, run_study, space_of
 from test_study_confirm import best, buckets_pay, confirmed, exports
 
-from nccltune.cli.tables import summary_lines
+from nccltune.cli.result_lines import summary_lines
 from nccltune.space import key
 from nccltune.study.effects import Silences, acting, without_trace
 from nccltune.study.records import Measurement, Trial

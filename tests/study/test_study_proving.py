@@ -7,7 +7,7 @@ from pathlib import Path
 from study_jobs import Asked, FormulaLauncher, space_of
 from test_study_confirm import WIDE, best, confirmed
 
-from nccltune.cli.tables import summary_lines
+from nccltune.cli.result_lines import summary_lines
 from nccltune.errors import StudyError
 from nccltune.launch.protocol import Failure
 from nccltune.study.proving import Proof

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nccltune.cli.tables import written_files
+from nccltune.cli.result_lines import written_files
 from nccltune.space import changes
 from nccltune.study.outcomes import (
     Outcome,

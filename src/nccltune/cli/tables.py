@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -15,19 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nccltune.output import verdicts, words
-from nccltune.space import ResolvedSpace, changes
+from nccltune.cli.result_lines import summary_lines
+from nccltune.output import words
+from nccltune.space import ResolvedSpace
 from nccltune.study.budget import trial_seconds
-from nccltune.study.outcomes import (
-    Outcome,
-    larger_line,
-    larger_outcome,
-    own_outcome,
-    proof_lines,
-    settings_without_effect,
-    tainted,
-    verdict_line,
-)
 from nccltune.study.records import Trial
 from nccltune.study.summary import Summary
 
@@ -125,98 +114,6 @@ def _trials(summary: Summary, trials: Sequence[Trial]) -> Table:
             Text(words.settings(summary.changes(trial))),
         )
     return table
-
-
-def summary_lines(summary: Summary) -> list[str]:
-    """The sentences under the tables."""
-    lines = [f"Verdict: {verdict_line(summary)}.", *_what_pays(summary)]
-    failures = summary.failures()
-    pruned = sum(t.state == "pruned" for t in summary.trials)
-    listed = ", ".join(f"{n} {kind.replace('_', ' ')}" for kind, n in failures.items())
-    lines.append(
-        f"Trials: {len(summary.trials)}, {sum(failures.values())} failed"
-        f"{f' ({listed})' if listed else ''}, {pruned} cut early."
-    )
-    spent = summary.time_spent()
-    total = sum(spent.values()) or 1.0
-    shares = ", ".join(
-        f"{n} {words.duration(s)} ({100 * s / total:.0f}%)" for n, s in spent.items()
-    )
-    lines.append(f"Time in launches: {words.duration(total)}: {shares}.")
-    files = written_files(summary)
-    if files:
-        lines.append(f"Written: {', '.join(files)}")
-    if summary.unpinned:
-        names = " ".join(summary.unpinned)
-        lines.append(f"Measured without {names} (--unpin): unset it in the job's environment too")
-    return [*lines, *_how_to_use(summary)] if files else lines
-
-
-def _what_pays(summary: Summary) -> list[str]:
-    """What the settings carry, what was dropped, and what a larger batch gives."""
-    own, lines = summary.own, []
-    if own is not None and own.verdict is not None:
-        settings = words.settings(changes(own.configuration, summary.space.baseline))
-        lines.append(f"  of trial {own.trial}: {settings}")
-    if own is not None and own.faster:
-        for name, found in own.shares.items():
-            lines.append(f"  {verdicts.share(name, found)}")
-        for name, found in own.dropped.items():
-            lines.append(f"  dropped, not shown to pay: {verdicts.share(name, found)}")
-    if silent := settings_without_effect(summary):
-        lines.append(f"  {verdicts.no_effect(silent)}")
-    if own is not None and own.faster:
-        lines += [f"  {line}" for line in proof_lines(summary)]
-        lines.append(f"  {verdicts.through_files(own.files)}")
-    if own is not None and own.verdict is not None and (taint := tainted(summary, larger=False)):
-        lines.append(f"  {taint}")
-    if summary.larger is None:
-        return lines
-    lines.append(f"With a larger batch: {larger_line(summary)}.")
-    with_larger = summary.with_larger
-    known = with_larger is not None and with_larger.verdict is not None
-    if known and (taint := tainted(summary, larger=True)):
-        lines.append(f"  {taint}")
-    outcome = larger_outcome(summary)
-    if outcome is not None:
-        lines.append(f"  {_larger_note(summary, outcome)}")
-    return lines
-
-
-def _larger_note(summary: Summary, outcome: Outcome) -> str:
-    measurement = summary.given_to(outcome.configuration)
-    memory = summary.definition["machine"]["gpu_memory_bytes"]
-    left = ""
-    if memory and measurement.result is not None:
-        free = min(memory) - max(measurement.result["peak_memory_bytes"])
-        left = f" leaves {words.size(free)} of a GPU's memory;"
-    tried = "" if outcome.verdict is None else "; its file was not tried by plain torchrun launches"
-    return (
-        f"batch {measurement.effective['batch_size']} a rank:{left} the learning rate, and what "
-        f"training arrives at, change with it{tried}"
-    )
-
-
-def _how_to_use(summary: Summary) -> list[str]:
-    """The command that takes the result into a job; none where the defaults won."""
-    outcome, paths = own_outcome(summary), summary.paths
-    if outcome is None or outcome.trial.number == 0:
-        return []
-    lines = []
-    if summary.given_to(outcome.configuration).effective["env"]:
-        file = shlex.quote(os.path.normpath(paths.best_env))
-        lines.append(f"Use it in a shell:   set -a; . {file}; set +a; torchrun ...")
-    changed = changes(outcome.configuration, summary.space.baseline)
-    if any(p.name in changed and p.target in ("ddp", "loader") for p in summary.space.parameters):
-        call = f'nccltune.load("{os.path.normpath(paths.best_yaml)}")'
-        lines.append(f"Use it in a script:  best = {call}; DDP(model, **best.ddp_kwargs)")
-    return lines
-
-
-def written_files(summary: Summary) -> list[str]:
-    paths = summary.paths
-    files = (paths.best_env, paths.best_yaml, paths.best_batch_yaml)
-    return [os.path.normpath(file) for file in files if file.exists()]
 
 
 def print_studies(summaries: Sequence[Summary], studies_dir: Path) -> None:

@@ -69,7 +69,7 @@ class Summary:
         answer = confirmation.own_batch()
         if answer.trial is None or (answer.verdict and answer.verdict.launches >= FEWEST):
             return answer
-        # As measured too: earlier versions confirmed variables without an effect along with the rest.
+        # As measured too: earlier versions confirmed what had no effect along with the rest.
         for trial in [*reversed(self.acting), *reversed(self.trials)]:
             if trial.stage == "search" and trial.state == "complete":
                 with contextlib.suppress(CandidateFailed):
