@@ -409,3 +409,12 @@ def test_no_text_takes_more_than_its_length(unit: str) -> None:
 
     seconds(500)
     assert seconds(16_000) < 10 * max(seconds(8_000), 0.02)
+
+
+@pytest.mark.parametrize("line", ["source /etc/site.sh", ". ./site.sh", "builtin . site.sh"])
+def test_a_file_that_is_sourced_is_named_as_not_looked_at(line: str) -> None:
+    found = read_env_file("a.sh", f"export NCCL_ALGO=Ring\n{line}\n".encode())
+    told = [f for f in found.findings if f.rule == "not-followed"]
+    assert [(f.line, f.severity) for f in told] == [(2, "note")]
+    assert "site.sh" in told[0].message
+    assert [s.name for s in found.settings] == ["NCCL_ALGO"]

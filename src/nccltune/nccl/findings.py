@@ -89,6 +89,7 @@ RULES: Mapping[str, tuple[Severity, str]] = MappingProxyType(
         "depends-on-reader": ("warning", "a shell and `docker --env-file` read it differently"),
         "not-a-setting": ("warning", "a line without `=`"),
         "not-exported": ("warning", "set in the shell, but no program sees it"),
+        "not-followed": ("note", "another file that is read when this one is"),
         "not-passed-on": ("warning", "`srun --export` without ALL drops what was exported"),
         "duplicate": ("warning", "set twice in one file with different values"),
         "overruled": ("warning", "something else that is set takes its place"),

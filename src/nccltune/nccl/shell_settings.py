@@ -29,6 +29,7 @@ _OPENS = frozenset({"if", "for", "while", "until", "case", "select", "{"})
 _CLOSES = frozenset({"fi", "done", "esac", "}"})
 _INSIDE = frozenset({"then", "elif", "else", "do", "!", "time"})
 _WRAPPERS = frozenset({"builtin", "command", "exec", "nohup"})
+_SOURCES = frozenset({"source", "."})
 _EXPORTERS = frozenset({"export", "declare", "typeset"})
 _DEEPEST = 3  # shells that are started within shells
 
@@ -134,6 +135,10 @@ class _Reader:
             self._set(arguments)
         elif name == "unset":
             self._unset(arguments)
+        elif name in _SOURCES and arguments:
+            file = shown(arguments[0].text)
+            text = f"what {file} sets is not looked at; lint that file too"
+            self._tell(Fault(words[0].line, "not-followed", "", text))
         elif name == "setenv" and len(arguments) == 2:  # csh
             self._export_name(arguments[0].text)
             self._add(joined(*arguments), 0)
