@@ -239,6 +239,7 @@ class FormulaGroup:
         self._log(env)
         cut = (message["settings"]["cut_below"] or 0) * 0.5 > answer
         found = {**result(answer, cut=cut), "held_memory_bytes": self.launcher.held(asked)}
+        found |= self.launcher.extra(asked)
         return Outcome(found, None, self.launcher.seconds, (90.0, 80.0))
 
     def _log(self, env: Mapping[str, str]) -> None:
@@ -277,6 +278,8 @@ class FormulaLauncher:
     """So many failures are the launcher's own."""
     turns: list[FormulaGroup] = field(default_factory=list)
     """Whose turn it was."""
+    extra: Callable[[Asked], dict[str, Any]] = lambda _: {}
+    """What ranks report beside."""
     reads: frozenset[str] | None = None
     """The variables that NCCL comes to read; None: there is no log of NCCL."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import time
@@ -22,6 +21,7 @@ from nccltune.machine.health import Reading, taints
 from nccltune.nccl.site import SiteVariable
 from nccltune.space import ResolvedSpace, Value
 from nccltune.study.budget import limits_from
+from nccltune.study.checking import checked, usual_loss
 from nccltune.study.definition import Task
 from nccltune.study.effective import Effective, effective, loads_beside, request_for
 from nccltune.study.live_group import LiveGroup, Subject
@@ -93,7 +93,7 @@ class Measurer:
         log = NcclLogs(live.log_dir)
         message = self._request(subject, given)
         before = self.health() if self.health else None
-        outcome = _checked(live.group.request(message, self._limits(given), progress))
+        outcome = self._checked(live.group.request(message, self._limits(given), progress), given)
         found = self._taints(before)
         live.measured += 1
         given_back = outcome.result is None or live.gave_memory_back(outcome.result)
@@ -155,7 +155,8 @@ class Measurer:
             for later, (subject, given) in enumerate(zip(subjects, givens, strict=True))
         ]
         before = self.health() if self.health else None
-        outcomes = [_checked(outcome) for outcome in take_turns(sides, self.gpus, progress)]
+        ended = take_turns(sides, self.gpus, progress)
+        outcomes = [self._checked(*each) for each in zip(ended, givens, strict=True)]
         found = self._taints(before)
         for outcome in outcomes:
             if outcome.failure is not None:
@@ -181,8 +182,19 @@ class Measurer:
         )
         return one, two
 
+    @property
+    def _baseline(self) -> Measurement | None:
+        return self.store.measurement(self.store.trials[0]) if self.store.trials else None
+
+    def _checked(self, outcome: Outcome, given: Effective) -> Outcome:
+        """Synthetic data are the same each time; of others each measurement has its own order."""
+        if self.task.workload.data != "synthetic" or given.batch_size != self.task.batch_size:
+            return checked(outcome)
+        baseline = [m for m in self.store.measurements if m.trial == 0 and m.purpose != "diagnose"]
+        return checked(outcome, usual_loss([m.result for m in baseline if m.result is not None]))
+
     def _limits(self, given: Effective) -> Limits:
-        baseline = self.store.measurement(self.store.trials[0]) if self.store.trials else None
+        baseline = self._baseline
         factor = given.batch_size / self.task.batch_size
         return limits_from(baseline, factor, cold=self.cold_starts or self._opened <= 1)
 
@@ -294,17 +306,6 @@ class Measurer:
             seconds=seconds,
             compared=subject.compared,
         )
-
-
-def _checked(outcome: Outcome) -> Outcome:
-    """With the failure, where what the ranks report is no speed."""
-    if outcome.result is None:
-        return outcome
-    speed = outcome.result["samples_per_second"]
-    if isinstance(speed, (int, float)) and math.isfinite(speed) and speed > 0:
-        return outcome
-    failure = Failure("wrong_result", f"the ranks reported {speed} samples/s")
-    return replace(outcome, result=None, failure=failure)
 
 
 def _without(text: str, paths: Mapping[str, str], host: str) -> str:
