@@ -226,14 +226,14 @@ def test_variables_with_which_no_process_starts_fail_alone(tmp_path: Path) -> No
 def test_hosts_of_two_environments_are_kept_and_no_more(tmp_path: Path) -> None:
     starter = launcher("warm", tmp_path)
     used = []
-    for number, threads in enumerate(["2", "3", "2", "3", "4", "3"]):
+    for number, threads in enumerate(["2", "3", "2", "4"]):
         group = starter.open({"OMP_NUM_THREADS": threads}, tmp_path / f"launch-{number}")
         assert group.request(request(settings=SHORT), Limits(), quiet).failure is None
         group.close()
         used.append(starter.hosts[-1])
         assert used[-1].early["OMP_NUM_THREADS"] == threads and len(starter.hosts) <= 2
-    assert used[2] is used[0] and used[3] is used[1] and used[5] is used[1]
-    assert not used[0].alive  # it was the one that was not used for longest
+    assert used[2] is used[0] and used[0].alive
+    assert not used[1].alive  # it was the one that was not used for longest
     starter.close()
 
 
