@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from packaging.version import Version
 
-from nccltune.nccl.versions import parse_version
+from nccltune.nccl.versions import known_version, parse_version, torch_release
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,10 @@ def test_anything_else_is_an_error_that_shows_it(given: str | int) -> None:
     with pytest.raises(ValueError) as error:
         parse_version(given)
     assert str(given) in str(error.value)
+
+
+def test_what_is_not_known_is_none() -> None:
+    assert known_version("22809") == known_version("2.28.9+cuda13.0") == Version("2.28.9")
+    assert known_version(None) is None and known_version("unknown") is None
+    assert torch_release("2.9.0a0+git1234") == Version("2.9.0")
+    assert torch_release(None) is None and torch_release("main") is None

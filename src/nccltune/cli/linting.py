@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from nccltune.cli.speaking import say
 from nccltune.errors import UsageError
@@ -32,7 +32,7 @@ from nccltune.nccl.env_files import (
 )
 from nccltune.nccl.findings import Finding, shown
 from nccltune.nccl.site import conf_files, site_variables
-from nccltune.nccl.versions import parse_version
+from nccltune.nccl.versions import known_version, parse_version, torch_release
 
 _ASKED = "--nccl-version"
 
@@ -116,11 +116,11 @@ def _circumstances(asked: str | None, python: str | None) -> tuple[Circumstances
     if asked is not None:
         around = Circumstances(version=_asked_version(asked), site=site)
         found = _libraries(python) if python else Libraries()
-        around = replace(around, torch=_torch(found.torch))
+        around = replace(around, torch=torch_release(found.torch))
         return around, _ASKED
     found = _libraries(python)
-    version = _version(found.nccl)
-    around = Circumstances(version or NEWEST, _torch(found.torch), _machine(), site)
+    version = known_version(found.nccl)
+    around = Circumstances(version or NEWEST, torch_release(found.torch), _machine(), site)
     return around, None if version is None else found.nccl_from
 
 
@@ -147,20 +147,6 @@ def _asked_version(text: str) -> Version:
     if not Version("2") <= version < Version("3"):
         raise UsageError(f"--nccl-version {shown(text)}: must be 2.x, as 2.28.9")
     return version
-
-
-def _version(text: str | None) -> Version | None:
-    try:
-        return None if text is None else parse_version(text)
-    except ValueError:
-        return None
-
-
-def _torch(text: str | None) -> Version | None:
-    try:
-        return None if text is None else Version(Version(text).base_version)
-    except InvalidVersion:
-        return None
 
 
 def _machine() -> MachineFacts | None:

@@ -8,8 +8,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
-
 from nccltune.errors import UsageError
 from nccltune.launch.libraries import Libraries, libraries_of
 from nccltune.machine.facts import Machine, this_machine
@@ -22,7 +20,7 @@ from nccltune.nccl.circumstances import Circumstances, MachineFacts
 from nccltune.nccl.env_files import EnvFile, environment_settings, load, read_env_file
 from nccltune.nccl.findings import Finding
 from nccltune.nccl.site import SiteVariable, conf_files, site_variables
-from nccltune.nccl.versions import parse_version
+from nccltune.nccl.versions import known_version, torch_release
 from nccltune.output.machine_view import Checked, Told
 
 _WATCHED_SECONDS = 0.6  # the least time that tells who uses the cores is 0.5 s
@@ -75,9 +73,9 @@ def look(
     busy: Sequence[GpuProcess] = (),
 ) -> Look:
     """What was read, put together. `gpus` are all that jobs see, `used` those of the ranks."""
-    version = _parsed((probe or {}).get("version") or found.nccl) or NEWEST
+    version = known_version((probe or {}).get("version") or found.nccl) or NEWEST
     facts = _facts(topology, gpus) if gpus else None
-    around = Circumstances(version, _torch(found.torch), facts, site)
+    around = Circumstances(version, torch_release(found.torch), facts, site)
     told = lint_of(environ, around)
     occupied = {p.gpu for p in processes(gpus)} - {p.gpu for p in processes(used)}
     checked = Checked(
@@ -142,19 +140,5 @@ def _named(process: GpuProcess) -> str:
 
 def _plain(nccl: str | None) -> str | None:
     """NCCL's version as it is spoken of: a library gives its code, 22809."""
-    version = _parsed(nccl)
+    version = known_version(nccl)
     return None if version is None else str(version)
-
-
-def _parsed(text: str | None) -> Version | None:
-    try:
-        return None if text is None else parse_version(text)
-    except ValueError:
-        return None
-
-
-def _torch(text: str | None) -> Version | None:
-    try:
-        return None if text is None else Version(Version(text).base_version)
-    except InvalidVersion:
-        return None

@@ -30,6 +30,22 @@ def parse_version(text_or_code: str | int) -> Version:
     return Version(".".join(str(part) for part in version.release))
 
 
+def known_version(text: str | None) -> Version | None:
+    """NCCL's release, as `parse_version` reads it; None where it is not known or not to be read."""
+    try:
+        return None if text is None else parse_version(text)
+    except ValueError:
+        return None
+
+
+def torch_release(text: str | None) -> Version | None:
+    """torch's release from a text such as "2.9.0a0+git1234"; None where it is none."""
+    try:
+        return None if text is None else Version(Version(text).base_version)
+    except InvalidVersion:
+        return None
+
+
 def _from_code(code: int) -> Version:
     if 1000 <= code < 10000:
         major, rest = divmod(code, 1000)
