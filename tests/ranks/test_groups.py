@@ -223,6 +223,7 @@ def test_variables_with_which_no_process_starts_fail_alone(tmp_path: Path) -> No
     starter.close()
 
 
+@pytest.mark.slow
 def test_hosts_of_two_environments_are_kept_and_no_more(tmp_path: Path) -> None:
     starter = launcher("warm", tmp_path)
     used = []
