@@ -346,6 +346,7 @@ def test_two_groups_measure_in_turn(tmp_path: Path, kind: str) -> None:
     starter.close()
 
 
+@pytest.mark.slow
 def test_a_group_that_dies_while_it_waits_ends_the_turns_of_both(tmp_path: Path) -> None:
     starter = launcher("warm", tmp_path)
     message = request(settings=SHORT, turns=True)
