@@ -12,11 +12,25 @@ from typing import Any
 import pytest
 
 from nccltune.machine import gpu_links, gpus, topology
+from nccltune.machine.host import Host
+from nccltune.machine.nics import Interface
 
 NOT_SUPPORTED, INVALID, LOST = 3, 2, 15
 SWITCH, OTHER_GPU = 2, 0
 NOWHERE = "FFFFFFFF:FF:FF.0"
 """What virtual machines give as the address of an NVSwitch."""
+
+
+HOST = Host(
+    shm_bytes=256 << 30,
+    shm_free_bytes=255 << 30,
+    memory_bytes=256 << 30,
+    cores=tuple(range(32)),
+    nodes=((0, tuple(range(32))),),
+    virtual=True,
+)
+"""A virtual machine with 32 cores."""
+ETH0 = Interface("eth0", up=True, driver="virtio_net")
 
 
 class NVMLError(Exception):

@@ -16,15 +16,14 @@ import pytest
 from cli_command import Command
 from study_jobs import MACHINE, TASK
 
-from fake_machines import bridged_machine, h200_machine, install
+from fake_machines import ETH0, HOST, bridged_machine, h200_machine, install
 from nccltune.cli import app, examining, machine_check
 from nccltune.errors import Interrupted, StudyError
 from nccltune.launch.libraries import Libraries
 from nccltune.machine import topology
 from nccltune.machine.gpu_links import Pcie
 from nccltune.machine.gpus import Gpu, GpuProcess
-from nccltune.machine.host import Host
-from nccltune.machine.nics import Interface
+from nccltune.nccl import env_files
 from nccltune.nccl.site import SiteVariable
 from nccltune.output.diagnosis import paragraph
 from nccltune.stats.step import Diagnosis, Shares
@@ -63,15 +62,6 @@ PROBE = {
 SITE = {"NCCL_NVLS_ENABLE": SiteVariable("NCCL_NVLS_ENABLE", "0", "environment")}
 GPUS = tuple(Gpu(n, f"GPU-{n}", "NVIDIA H200", 150_754_820_096, 18) for n in range(2))
 FOUND = Survey(SearchOptions(), TASK, MACHINE, GPUS, SITE, {}, "python", ())
-HOST = Host(
-    shm_bytes=256 << 30,
-    shm_free_bytes=255 << 30,
-    memory_bytes=256 << 30,
-    cores=tuple(range(32)),
-    nodes=((0, tuple(range(32))),),
-    virtual=True,
-)
-ETH0 = Interface("eth0", up=True, driver="virtio_net")
 FACTS = [
     "GPUs            2x NVIDIA H200, 140.4 GiB",
     "links           NV18 between all; 18 of 18 NVLinks up",
@@ -95,7 +85,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         monkeypatch.setattr(module, "processes", lambda _gpus: ())
     monkeypatch.setattr(machine_check, "taints", lambda *_, **__: ())
     monkeypatch.setattr(examining, "Watch", lambda *_: lambda: ())
-    monkeypatch.setattr(machine_check, "conf_files", lambda _environ: ())
+    monkeypatch.setattr(env_files, "conf_files", lambda _environ: ())
     libraries = Libraries("22705", "here", "2.9.0")
     monkeypatch.setattr(machine_check, "libraries_of", lambda *_: libraries)
     return monkeypatch
@@ -315,7 +305,7 @@ def test_nccl_conf_counts_as_well(
 ) -> None:
     conf = tmp_path / "nccl.conf"
     conf.write_text("NCCL_BUFSIZE=8388608\n")
-    alone.setattr(machine_check, "conf_files", lambda _environ: (conf,))
+    alone.setattr(env_files, "conf_files", lambda _environ: (conf,))
     told = json.loads(nccltune_command("doctor", "--no-launch", "--json").out)
     assert (str(conf), "misspelt") in [(f["file"], f["rule"]) for f in told["lint"]]
 

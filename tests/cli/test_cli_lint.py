@@ -16,6 +16,7 @@ from cli_command import Command
 from nccltune.cli import app, linting
 from nccltune.launch.libraries import Libraries
 from nccltune.machine.gpus import Gpu
+from nccltune.nccl import env_files
 from nccltune.nccl.catalog import NEWEST
 from nccltune.nccl.circumstances import MachineFacts
 from nccltune.nccl.readers import concerns
@@ -40,7 +41,7 @@ def nothing_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         monkeypatch.delenv(name)
     monkeypatch.setattr(linting, "libraries_of", lambda *_: FOUND)
     monkeypatch.setattr(linting, "_machine", lambda: None)
-    monkeypatch.setattr(linting, "conf_files", lambda _: (tmp_path / "user", tmp_path / "system"))
+    monkeypatch.setattr(env_files, "conf_files", lambda _: (tmp_path / "user", tmp_path / "system"))
     monkeypatch.setattr(linting, "site_variables", lambda _: {})
 
 

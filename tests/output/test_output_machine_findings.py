@@ -7,11 +7,19 @@ from typing import Any
 
 import pytest
 
-from fake_machines import FakeNvml, bridged_machine, h200_machine, install, pcie_machine
+from fake_machines import (
+    ETH0,
+    HOST,
+    FakeNvml,
+    bridged_machine,
+    h200_machine,
+    install,
+    pcie_machine,
+)
 from nccltune.machine.gpu_links import GpuLinks, Pair, Pcie, read_links
 from nccltune.machine.gpus import visible_gpus
 from nccltune.machine.host import Host
-from nccltune.machine.nics import Interface, RdmaPort, Slot
+from nccltune.machine.nics import RdmaPort, Slot
 from nccltune.machine.topology import Topology, best_gpus
 from nccltune.output.findings import Finding, in_order
 from nccltune.output.link_findings import fewer_ranks
@@ -19,16 +27,6 @@ from nccltune.output.machine_facts import machine_rows, ranges
 from nccltune.output.machine_findings import all_findings
 from nccltune.output.machine_view import Checked, Told
 from nccltune.stats.step import Diagnosis, Shares
-
-HOST = Host(
-    shm_bytes=256 << 30,
-    shm_free_bytes=255 << 30,
-    memory_bytes=256 << 30,
-    cores=tuple(range(32)),
-    nodes=((0, tuple(range(32))),),
-    virtual=True,
-)
-ETH0 = Interface("eth0", up=True, driver="virtio_net")
 
 
 def of(nvml: FakeNvml, host: Host = HOST, **parts: Any) -> Topology:

@@ -19,19 +19,19 @@ from nccltune.errors import UsageError
 from nccltune.launch.libraries import Libraries, libraries_of
 from nccltune.machine import devices
 from nccltune.machine.gpus import compute_capabilities, visible_gpus
-from nccltune.nccl import lint as rules
 from nccltune.nccl.catalog import NEWEST
 from nccltune.nccl.circumstances import Circumstances, MachineFacts
 from nccltune.nccl.env_files import (
     LARGEST,
     EnvFile,
     Format,
-    environment_settings,
+    environment_files,
     load,
     read_env_file,
 )
 from nccltune.nccl.findings import Finding, shown
-from nccltune.nccl.site import conf_files, site_variables
+from nccltune.nccl.lint import lint_files
+from nccltune.nccl.site import site_variables
 from nccltune.nccl.versions import known_version, parse_version, torch_release
 
 _ASKED = "--nccl-version"
@@ -85,18 +85,11 @@ def _content(name: str) -> bytes:
 
 
 def _read_environment() -> _Read:
-    """The environment, and NCCL's own files in the order in which NCCL gives way to them."""
-    settings = environment_settings(os.environ)
-    environment = EnvFile("environment", "environment", False, settings, ())
-    read = [environment]
-    for path in conf_files(os.environ):
-        if not path.exists():
-            continue
-        try:
-            read.append(read_env_file(str(path), load(path), "nccl.conf"))
-        except UsageError as error:
-            say(_printable(f"note: {error}; NCCL may read it all the same"))
-    return _Read(tuple(read), environment=True)
+    """The environment, and NCCL's own files behind it."""
+    files, unread = environment_files(os.environ)
+    for reason in unread:
+        say(_printable(f"note: {reason}; NCCL may read it all the same"))
+    return _Read(files, environment=True)
 
 
 # What the settings will meet.
@@ -170,15 +163,10 @@ def _machine() -> MachineFacts | None:
 
 def _findings(read: _Read, around: Circumstances) -> list[Finding]:
     """Each file by itself; the environment together with NCCL's own files."""
-    groups = [read.files] if read.environment else [(file,) for file in read.files]
-    found: list[Finding] = []
-    for group in groups:
-        settings = [setting for file in group for setting in file.settings]
-        written = [item for file in group for item in file.findings]
-        order = [file.file for file in group]
-        here = around if read.environment else _without_itself(around, group[0].file)
-        found += rules.in_order([*written, *rules.lint(settings, here)], order)
-    return found
+    if read.environment:
+        return list(lint_files(read.files, around))
+    by_file = [lint_files([file], _without_itself(around, file.file)) for file in read.files]
+    return [item for found in by_file for item in found]
 
 
 def _without_itself(around: Circumstances, file: str) -> Circumstances:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,12 +14,12 @@ from nccltune.machine.facts import Machine, this_machine
 from nccltune.machine.gpus import Gpu, GpuProcess, compute_capabilities, processes
 from nccltune.machine.health import read, taints
 from nccltune.machine.topology import Topology, best_gpus, read_topology
-from nccltune.nccl import lint as rules
 from nccltune.nccl.catalog import NEWEST
 from nccltune.nccl.circumstances import Circumstances, MachineFacts
-from nccltune.nccl.env_files import EnvFile, environment_settings, load, read_env_file
+from nccltune.nccl.env_files import environment_files
 from nccltune.nccl.findings import Finding
-from nccltune.nccl.site import SiteVariable, conf_files, site_variables
+from nccltune.nccl.lint import lint_files
+from nccltune.nccl.site import SiteVariable, site_variables
 from nccltune.nccl.versions import known_version, torch_release
 from nccltune.output.machine_view import Checked, Told
 
@@ -76,7 +76,7 @@ def look(
     version = known_version((probe or {}).get("version") or found.nccl) or NEWEST
     facts = _facts(topology, gpus) if gpus else None
     around = Circumstances(version, torch_release(found.torch), facts, site)
-    told = lint_of(environ, around)
+    told = lint_files(environment_files(environ)[0], around)  # `nccltune lint` tells of the rest
     occupied = {p.gpu for p in processes(gpus)} - {p.gpu for p in processes(used)}
     checked = Checked(
         machine=topology,
@@ -92,25 +92,6 @@ def look(
         nccl=machine.nccl,
     )
     return Look(topology, machine, site, told, checked)
-
-
-def lint_of(environ: Mapping[str, str], around: Circumstances) -> tuple[Finding, ...]:
-    """Of the environment and the files that NCCL reads behind it."""
-    settings = environment_settings(environ)
-    files = [EnvFile("environment", "environment", False, settings, ()), *_conf(environ)]
-    written = [item for file in files for item in file.findings]
-    given = [setting for file in files for setting in file.settings]
-    order = [file.file for file in files]
-    return rules.in_order([*written, *rules.lint(given, around)], order)
-
-
-def _conf(environ: Mapping[str, str]) -> Iterator[EnvFile]:
-    for path in conf_files(environ):
-        if path.exists():
-            try:
-                yield read_env_file(str(path), load(path), "nccl.conf")
-            except UsageError:
-                continue  # `nccltune lint` says why
 
 
 def _facts(topology: Topology, gpus: Sequence[Gpu]) -> MachineFacts:

@@ -123,18 +123,16 @@ def temporary_folder() -> Iterator[Path]:
 @contextlib.contextmanager
 def logs_folder() -> Iterator[Path]:
     """The same for logs of ranks. After a StudyError, whose message names a log, it stays."""
-    folder = own_folder()
+    folder, kept = own_folder(), False
     try:
         yield folder
     except StudyError:
         (folder / _OWNER_FILE).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            folder.rmdir()  # without a log it is of no use
+        kept = any(folder.iterdir())  # without a log it is of no use
         raise
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        if not kept:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def own_folder(*, short: bool = False) -> Path:

@@ -30,11 +30,16 @@ def interfaces(classes: Path = _CLASSES) -> tuple[str, ...] | None:
 
 def shared_memory_bytes(folder: str = "/dev/shm") -> int | None:
     """Size of the file system in which processes share memory."""
+    return shared_memory(Path(folder))[0]
+
+
+def shared_memory(folder: Path) -> tuple[int | None, int | None]:
+    """The size of that file system and what is free of it, in bytes; None where it is not there."""
     try:
         info = os.statvfs(folder)
     except OSError:
-        return None
-    return info.f_frsize * info.f_blocks
+        return None, None
+    return info.f_frsize * info.f_blocks, info.f_frsize * info.f_bavail
 
 
 def _entries(folder: Path) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from nccltune.machine.gpus import Gpu, driver_version, visible_gpus
+from nccltune.machine.host import cgroups
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -84,15 +85,7 @@ def available_memory() -> int:
 
 def _left_by_cgroups(root: Path) -> Iterator[int]:
     """Bytes left below each limit of ours (cgroup v2); caches of files count as left."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    ours = next((line[3:] for line in lines if line.startswith("0::")), "/")
-    folder = root / ours.strip("/")
-    for place in (folder, *folder.parents):
-        if not place.is_relative_to(root):
-            return
+    for place in cgroups("memory", root):
         try:
             limit = (place / "memory.max").read_text().strip()
             used = int((place / "memory.current").read_text())

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from nccltune.machine.devices import shared_memory
+
 _UNLIMITED = 1 << 60
 """Bytes from which on a limit is none: cgroup v1 writes a number near 2^63."""
 _EXTENDED = 0x100  # where PCI Express capabilities begin; only root may read that far
@@ -39,7 +41,7 @@ class Host:
 
 def read_host(root: Path = Path("/")) -> Host:
     """Reads below `root`, which has proc, sys and dev. Never fails."""
-    size, free = _shared_memory(root / "dev/shm")
+    size, free = shared_memory(root / "dev/shm")
     memory = _memory(root)
     limits = [limit for limit in _memory_limits(root) if limit < min(_UNLIMITED, memory or 1 << 63)]
     return Host(
@@ -56,14 +58,6 @@ def read_host(root: Path = Path("/")) -> Host:
     )
 
 
-def _shared_memory(folder: Path) -> tuple[int | None, int | None]:
-    try:
-        info = os.statvfs(folder)
-    except OSError:
-        return None, None
-    return info.f_frsize * info.f_blocks, info.f_frsize * info.f_bavail
-
-
 def _memory(root: Path) -> int | None:
     for line in _lines(root / "proc/meminfo"):
         if line.startswith("MemTotal:"):
@@ -73,7 +67,7 @@ def _memory(root: Path) -> int | None:
 
 def _memory_limits(root: Path) -> Iterator[int]:
     """Of our cgroup and those above it, versions 1 and 2."""
-    for folder in _cgroups(root, "memory"):
+    for folder in _cgroups_below(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             for text in _lines(folder / name)[:1]:
                 if text.isdigit():  # "max" is none
@@ -81,7 +75,7 @@ def _memory_limits(root: Path) -> Iterator[int]:
 
 
 def _cpu_limits(root: Path) -> Iterator[float]:
-    for folder in _cgroups(root, "cpu"):
+    for folder in _cgroups_below(root, "cpu"):
         quota, period = (" ".join(_lines(folder / "cpu.max")).split() + ["", ""])[:2]
         if not quota:
             quota = "".join(_lines(folder / "cpu.cfs_quota_us"))  # -1 is none
@@ -90,12 +84,20 @@ def _cpu_limits(root: Path) -> Iterator[float]:
             yield int(quota) / int(period)
 
 
-def _cgroups(root: Path, controller: str) -> Iterator[Path]:
-    """Our folders under /sys/fs/cgroup, the innermost first. In a container the path that /proc
-    names is often the host's and not there; then the mount itself is ours.
+def _cgroups_below(root: Path, controller: str) -> Iterator[Path]:
+    return cgroups(controller, root / "sys/fs/cgroup", root / "proc/self/cgroup")
+
+
+def cgroups(
+    controller: str,
+    mount: Path = Path("/sys/fs/cgroup"),
+    listed: Path = Path("/proc/self/cgroup"),
+) -> Iterator[Path]:
+    """Our folders of a controller, the innermost first, whether they are there or not. In a
+    container the path that /proc names is often the host's and not there; then the mount itself is
+    ours.
     """
-    mount = root / "sys/fs/cgroup"
-    for line in _lines(root / "proc/self/cgroup") or ["0::/"]:
+    for line in _lines(listed) or ["0::/"]:
         number, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
         if number == "0" and not names:

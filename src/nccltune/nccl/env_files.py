@@ -13,7 +13,7 @@ from nccltune.nccl.catalog import lookup
 from nccltune.nccl.findings import Finding, Place, Setting, finding, shown
 from nccltune.nccl.readers import concerns
 from nccltune.nccl.shell_settings import shell_settings
-from nccltune.nccl.site import conf_lines, conf_setting
+from nccltune.nccl.site import conf_files, conf_lines, conf_setting
 
 Format = Literal["shell", "nccl.conf", "docker"]
 """shell: scripts and files to be sourced; nccl.conf: NCCL's own; docker: of docker --env-file."""
@@ -83,6 +83,21 @@ def read_env_file(file: str, content: bytes, given: Format | None = None) -> Env
     else:
         reader.docker(content)
     return EnvFile(file, format, guessed, tuple(reader.settings), tuple(reader.findings))
+
+
+def environment_files(environ: Mapping[str, str]) -> tuple[tuple[EnvFile, ...], tuple[str, ...]]:
+    """The environment, and NCCL's own files in the order in which NCCL gives way to them; and why
+    those that are there and cannot be read are left out.
+    """
+    read = [EnvFile("environment", "environment", False, environment_settings(environ), ())]
+    unread = []
+    for path in conf_files(environ):
+        if path.exists():
+            try:
+                read.append(read_env_file(str(path), load(path), "nccl.conf"))
+            except UsageError as error:
+                unread.append(str(error))
+    return tuple(read), tuple(unread)
 
 
 def guess_format(file: str, content: bytes) -> tuple[Format, bool]:

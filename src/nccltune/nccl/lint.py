@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from nccltune.nccl import catalog
 from nccltune.nccl.catalog import Variable
 from nccltune.nccl.circumstances import Circumstances, MachineFacts
+from nccltune.nccl.env_files import EnvFile
 from nccltune.nccl.findings import RULES, Finding, Setting, finding, shown
 from nccltune.nccl.lint_dangers import dangers
 from nccltune.nccl.lint_lists import list_findings
@@ -18,7 +19,7 @@ from nccltune.nccl.lint_values import value_findings
 from nccltune.nccl.readers import is_known
 from nccltune.nccl.site import MULTICAST_OFF, multicast_is_off, protects_multicast
 
-__all__ = ["Circumstances", "MachineFacts", "in_order", "lint"]
+__all__ = ["Circumstances", "MachineFacts", "in_order", "lint", "lint_files"]
 
 _KINDS = frozenset({"fabric-specific", "undocumented", "version-bound", "not-for-ddp"})
 _SEVERITIES = ("error", "warning", "note")
@@ -41,6 +42,15 @@ def lint(settings: Sequence[Setting], around: Circumstances) -> tuple[Finding, .
             found.update(dict.fromkeys(_alone(setting, around, suggest=suggest)))
     found.update(dict.fromkeys(findings_together(settings, around)))
     return in_order(tuple(found), tuple(dict.fromkeys(setting.file for setting in settings)))
+
+
+def lint_files(files: Sequence[EnvFile], around: Circumstances) -> tuple[Finding, ...]:
+    """The findings of these files taken together, those of how they are written among them. The
+    files are one, or the environment with NCCL's own files behind it.
+    """
+    written = [item for file in files for item in file.findings]
+    settings = [setting for file in files for setting in file.settings]
+    return in_order([*written, *lint(settings, around)], [file.file for file in files])
 
 
 def in_order(findings: Sequence[Finding], files: Sequence[str]) -> tuple[Finding, ...]:

@@ -36,7 +36,9 @@ def left_unset(
     where another setting asks for one of them and would go too.
     """
     reset = {name: space.baseline[name] for name in _searched(space).intersection(names)}
-    reduced = canonical({**configuration, **reset}, space) if reset else dict(configuration)
+    if not reset:
+        return dict(configuration)
+    reduced = canonical({**configuration, **reset}, space)
     apart = changes(reduced, configuration).keys() - reset.keys()
     return dict(configuration) if apart or violation(reduced, space) is not None else reduced
 
@@ -69,6 +71,8 @@ class Silences:
     def same_effect(self, configuration: Mapping[str, Value]) -> dict[str, Value]:
         """The configuration without what is known to do nothing beside its other variables."""
         self._catch_up()
+        if not self._found:
+            return dict(configuration)
         given = self._environment(configuration)
         for others, silent in self._found:
             names = silent & given.keys()

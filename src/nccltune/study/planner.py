@@ -113,12 +113,12 @@ class Planner:
         batches: frozenset[int] | None,
     ) -> Next | None:
         """The cheapest of the sampler's next few proposals; the oldest, where none is cheap."""
-        self._drop_known(stage, trials)
-        waiting = self._waiting[stage]
+        measured = {self._effect(t.parameters): t.value for t in trials if t.stage == stage}
+        waiting = self._waiting[stage] = self._still_new(stage, measured)
         while stage not in self._used_up and not any(self._cheap(n.configuration) for n in waiting):
             if len(waiting) >= _LOOKAHEAD:
                 break
-            found = self._drawn(stage, held, trials, batches)
+            found = self._drawn(stage, held, measured, batches)
             if found is None:
                 self._used_up.add(stage)
                 break
@@ -133,13 +133,12 @@ class Planner:
         self,
         stage: Stage,
         held: Mapping[str, Value],
-        trials: Sequence[Trial],
+        measured: Mapping[str, float | None],
         batches: frozenset[int] | None,
     ) -> Next | None:
         """The sampler's next proposal that is legal and new, with one of these batch sizes. What is
         not is told at once and costs nothing.
         """
-        measured = self._measured(stage, trials)
         waiting = {self._effect(n.configuration) for n in self._waiting[stage]}
         for _ in range(_ATTEMPTS):
             proposal = self._proposer.ask(stage)
@@ -164,23 +163,21 @@ class Planner:
                     self._proposer.withdraw(following.proposal)
             waiting.clear()
 
-    def _drop_known(self, stage: Stage, trials: Sequence[Trial]) -> None:
-        """Reject what waits and is like something measured since: a variable turned out to have no
-        effect here.
+    def _still_new(self, stage: Stage, measured: Mapping[str, float | None]) -> list[Next]:
+        """What waits, without what is like something measured since, or like another that waits: a
+        variable turned out to do nothing here.
         """
-        measured, kept = self._measured(stage, trials), dict[str, Next]()
+        kept: dict[str, Next] = {}
         for following in self._waiting[stage]:
             name = self._effect(following.configuration)
-            if name not in measured and name not in kept:
-                kept[name] = following
-            elif following.proposal is not None and name in measured:
+            assert following.proposal is not None  # nothing else waits
+            if name in measured:
                 self._proposer.reject(following.proposal, measured[name])
-            elif following.proposal is not None:
+            elif name in kept:
                 self._proposer.withdraw(following.proposal)
-        self._waiting[stage] = list(kept.values())
-
-    def _measured(self, stage: Stage, trials: Sequence[Trial]) -> dict[str, float | None]:
-        return {self._effect(t.parameters): t.value for t in trials if t.stage == stage}
+            else:
+                kept[name] = following
+        return list(kept.values())
 
     def _effect(self, configuration: Mapping[str, Value]) -> str:
         """Equal for configurations with the same effect."""

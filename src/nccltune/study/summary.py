@@ -70,7 +70,8 @@ class Summary:
         if answer.trial is None or (answer.verdict and answer.verdict.launches >= FEWEST):
             return answer
         # As measured too: earlier versions confirmed what had no effect along with the rest.
-        for trial in [*reversed(self.acting), *reversed(self.trials)]:
+        whole = [t for t, acts in zip(self.trials, self.acting, strict=True) if t != acts]
+        for trial in [*reversed(self.acting), *reversed(whole)]:
             if trial.stage == "search" and trial.state == "complete":
                 with contextlib.suppress(CandidateFailed):
                     earlier = confirmation.of_trial(trial)
