@@ -17,7 +17,17 @@ from nccltune.output.env_file import env_file
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 TRAIN = EXAMPLES / "train_ddp.py"
 VARIABLES = {"NCCL_ALGO": "ring,tree;allreduce:ring"}  # gloo does not look at it
+START = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 SMALL = ("--device=cpu", "--image-size=32", "--steps=3", "--samples=64", "--num-workers=0")
+
+IMAGES = ("--arch=squeezenet1_1", "--image-size=32", "--samples=112")
+TOKENS = ("--layers=1", "--hidden-size=32", "--sequence-length=8", "--samples=112")
+STRANGERS = {  # scripts that know nothing of nccltune, and the checkpoints of two epochs
+    "train_imagenet": (IMAGES, ("squeezenet1_1-0.pt", "squeezenet1_1-1.pt")),
+    "train_accelerate": (TOKENS, ("epoch_0/model.safetensors", "epoch_1/model.safetensors")),
+    "train_lightning": (IMAGES, ("lightning_logs/version_0/checkpoints/*.ckpt",)),
+    "train_hf_trainer": (TOKENS, ("checkpoint-14/model.safetensors", "checkpoint-20/*.bin")),
+}
 
 
 @pytest.fixture
@@ -62,8 +72,7 @@ def run(*command: str | Path, env: Mapping[str, str] | None = None) -> tuple[str
 
 
 def torchrun(*arguments: str | Path, env: Mapping[str, str] | None = None) -> tuple[str, str]:
-    start = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    return run(*start, TRAIN, *SMALL, *arguments, env=env)
+    return run(*START, TRAIN, *SMALL, *arguments, env=env)
 
 
 def loss_of(output: str) -> float:
@@ -114,3 +123,33 @@ def test_the_shell_script_says_how_it_is_used() -> None:
 @pytest.mark.parametrize(("shell", "name"), [("sh", "use_best.sh"), ("bash", "job.sbatch")])
 def test_shell_files_parse(shell: str, name: str) -> None:
     run(shell, "-n", EXAMPLES / name)
+
+
+def test_each_example_that_trains_is_tested() -> None:
+    assert {file.stem for file in EXAMPLES.glob("train_*.py")} == {"train_ddp", *STRANGERS}
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_a_strangers_script_knows_nothing_of_us(name: str) -> None:
+    text = (EXAMPLES / f"{name}.py").read_text()
+
+    compile(text, name, "exec")
+    assert "nccl" not in text.lower().replace('init_process_group("nccl")', "")
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRANGERS)
+def test_a_strangers_script_trains_as_it_is(name: str, tmp_path: Path) -> None:
+    options, checkpoints = STRANGERS[name]
+    limits = ("--batch-size=4", "--workers=1", "--skip-steps=2", "--epochs=9", "--max-steps=20")
+
+    output, _ = run(
+        *START, EXAMPLES / f"{name}.py", *options, *limits, f"--output-dir={tmp_path}"
+    )  # 112 samples are 14 steps of two ranks
+
+    rates = re.findall(r"^epoch (\d): (\d+\.\d) samples/s$", output, re.M)
+    assert [epoch for epoch, _ in rates] == ["0", "1"], output
+    assert all(float(rate) > 0 for _, rate in rates)
+    for checkpoint in checkpoints:
+        assert list(tmp_path.glob(checkpoint)), sorted(tmp_path.rglob("*"))

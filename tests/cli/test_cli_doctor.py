@@ -26,7 +26,7 @@ from nccltune.machine.gpus import Gpu, GpuProcess
 from nccltune.nccl import env_files
 from nccltune.nccl.site import SiteVariable
 from nccltune.output.diagnosis import paragraph
-from nccltune.stats.step import Diagnosis, Shares
+from nccltune.stats.step import Diagnosis, PairSpeed, Shares
 from nccltune.study.options import SearchOptions
 from nccltune.study.survey import Survey
 
@@ -231,6 +231,26 @@ def test_as_json(nccltune_command: Command, ranks: dict[str, Any]) -> None:
     assert told["lint"] == told["contaminations"] == []
 
 
+def test_pairs_that_were_measured_are_told(
+    nccltune_command: Command, ranks: dict[str, Any], machine: pytest.MonkeyPatch
+) -> None:
+    install(machine, bridged_machine())
+    four = tuple(Gpu(n, f"GPU-{n}", "NVIDIA A100 80GB PCIe", 80 << 30, 12) for n in range(4))
+    ranks["found"] = replace(FOUND, gpus=four, task=replace(TASK, nproc_per_node=4))
+    speeds = {(0, 2): 240e9, (1, 3): 236e9}
+    pairs = [PairSpeed(i, j, speeds.get((i, j), 11e9)) for i in range(4) for j in range(i + 1, 4)]
+    ranks["answer"] = replace(DIAGNOSIS, world_size=4, pairs=tuple(pairs))
+    out = nccltune_command("doctor").out
+    assert (
+        "pairs           slowest 11 GB/s each way, GPUs 0 and 1 (SYS); fastest 240 GB/s, GPUs 0 "
+        "and 2 (NV12)"
+    ) in stripped(out)
+    assert "note     GPUs 0 and 1 (SYS) exchange 11 GB/s each way, GPUs 0 and 2 (NV12) 240" in out
+    assert out.count("all-reduce goes at the pace") == 1
+    told = json.loads(nccltune_command("doctor", "--json").out)["diagnosis"]["pairs"]
+    assert told[1] == {"first": 0, "second": 2, "bytes_per_second": 240e9}
+
+
 def test_others_on_the_gpus_are_told_and_nothing_is_launched(
     nccltune_command: Command, ranks: dict[str, Any], machine: pytest.MonkeyPatch
 ) -> None:
@@ -320,6 +340,12 @@ def test_which_gpus_fewer_ranks_take(nccltune_command: Command, alone: pytest.Mo
     assert "ranks           for 2 take CUDA_VISIBLE_DEVICES=0,2 (NV12)" in out
     done = nccltune_command("doctor", "--no-launch", "--nproc-per-node", "5")
     assert (done.code, done.out) == (2, "") and "more ranks than GPUs (4 visible)" in done.err
+
+
+def test_which_pair_is_the_slowest(nccltune_command: Command, alone: pytest.MonkeyPatch) -> None:
+    install(alone, bridged_machine())
+    out = stripped(nccltune_command("doctor", "--no-launch").out)
+    assert "pairs           slowest GPUs 0 and 1 (SYS), like 3 others; not measured" in out
 
 
 def test_a_machine_without_gpus(nccltune_command: Command, alone: pytest.MonkeyPatch) -> None:

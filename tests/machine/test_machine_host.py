@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fake_machines import write
+from nccltune.machine import nics
 from nccltune.machine.host import cpus_in, read_host
-from nccltune.machine.nics import Interface, RdmaPort, Slot, read_interfaces, read_rdma
+from nccltune.machine.nics import (
+    Interface,
+    RdmaPort,
+    Slot,
+    read_interfaces,
+    read_rdma,
+    socket_interfaces,
+)
 
 MEMORY = {"proc/meminfo": "MemTotal:       263000000 kB\nMemFree: 1 kB\n"}
 
@@ -152,6 +162,43 @@ def test_the_interface_of_a_virtual_machine(tmp_path: Path) -> None:
         Interface("eth0", up=True, mtu=1400, driver="virtio_net"),
     )
     assert read_interfaces(tmp_path / "none") is None
+
+
+INTERFACES = {
+    "eth0": "up", "eth1": "down", "bond0.100": "up", "tun0": "unknown", "ib0": "up",
+    "lo": "unknown",
+    "docker0": "up", "br-0123456789ab": "up", "vethab12": "up", "virbr0": "up", "odd,name": "up",
+}  # fmt: skip
+
+
+def test_interfaces_that_could_carry_sockets_to_other_hosts(tmp_path: Path) -> None:
+    write(tmp_path / "net", {f"{n}/operstate": f"{s}\n" for n, s in INTERFACES.items()})
+    everything = {*INTERFACES} - {"ib0"}  # which has no address
+    found = socket_interfaces(classes=tmp_path, addressed=everything)
+    assert found == ("bond0.100", "eth0", "tun0")
+    emulated = socket_interfaces(loopback=True, classes=tmp_path, addressed=everything)
+    assert emulated == ("lo", *found)
+    assert socket_interfaces(classes=tmp_path / "none", addressed=everything) == ()
+
+
+def test_an_address_that_others_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    def given(*addresses: tuple[int, str]) -> list[SimpleNamespace]:
+        return [SimpleNamespace(family=family, address=address) for family, address in addresses]
+
+    known = {
+        "eth0": given((socket.AF_PACKET, "02:fc:00:00:00:01"), (socket.AF_INET, "192.0.2.2")),
+        "eth1": given((socket.AF_INET6, "fe80::1%eth1"), (socket.AF_INET6, "fd00::2")),
+        "eth2": given((socket.AF_INET6, "FE80::2%eth2")),
+        "eth3": given((socket.AF_PACKET, "02:fc:00:00:00:02")),
+    }
+    monkeypatch.setattr(nics.psutil, "net_if_addrs", lambda: known)
+    assert nics._addressed() == {"eth0", "eth1"}
+
+    def refuse() -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(nics.psutil, "net_if_addrs", refuse)
+    assert nics._addressed() == frozenset()
 
 
 def rdma(root: Path, name: str, **files: str) -> None:

@@ -118,7 +118,7 @@ def test_pcie_links_below_what_they_could_be() -> None:
     told = lines(checked(PCIE))
     assert told[-1] == (
         "note: No NVLink joins these GPUs: gradients go over PCIe, at worst from one processor to "
-        "the other (SYS). nccltune search --only env --only ddp"
+        "the other (SYS), as between GPUs 0 and 2. nccltune search --only env --only ddp"
     )
     assert [line for line in told if "PCIe has" in line or "PCIe runs" in line] == [
         "warning: GPU 2: PCIe has 4 lanes of 16. seat card and riser anew, and look at the slot's "

@@ -22,14 +22,17 @@ from workloads import WORKLOAD, launcher, left, quiet, request
 pytestmark = pytest.mark.ranks
 
 SHORT = Settings(windows=2, max_warmup_windows=6)
+QUICK = replace(SHORT, window_seconds=0.02, warmup_window_seconds=0.02, window_steps=2)
 LOADER = {"num_workers": 1, "persistent_workers": True}
 DELAYS = {"STEP_MS": "60", "SLOW_MS": "30", "COMM_MS": "60"}
 """A pass, a sample of four in a batch, an all-reduce: each of them doubles the time of a step."""
 LATE_DATA = ("--model", "smalljobs:Sleepy", "--data", "smalljobs:slow", "--batch-size", "4")
 
 
-def asked(group: RankGroup, kind: str, **changes: Any) -> Mapping[str, Any]:
-    message = request(replace(WORKLOAD, **changes), SHORT, loader=LOADER)
+def asked(
+    group: RankGroup, kind: str, settings: Settings = SHORT, **changes: Any
+) -> Mapping[str, Any]:
+    message = request(replace(WORKLOAD, **changes), settings, loader=LOADER)
     outcome = group.request({**message, "type": kind}, Limits(), quiet)
     assert outcome.failure is None and outcome.result is not None
     return outcome.result
@@ -91,6 +94,21 @@ def test_the_command_says_what_is_late(cli: Cli) -> None:
     assert told["topology"]["host"]["cores"]
     assert "loader settings at most" in told["summary"]
     assert "warming up" in run.stderr and "round 1 of at most 4" in run.stderr
+
+
+def test_three_ranks_are_measured_in_pairs(tmp_path: Path) -> None:
+    starter = launcher("warm", tmp_path, ranks=3)
+    group = starter.open({}, tmp_path / "logs")
+    found = asked(group, "diagnose", QUICK)
+    again = asked(group, "measure", QUICK)  # the job is gone, and the ranks go on
+    group.close()
+    starter.close()
+    assert left() == []
+    pairs = found["pairs"]
+    assert [(first, second) for first, second, _ in pairs] == [(0, 1), (0, 2), (1, 2)]
+    assert all(1e7 < speed < 1e12 for *_, speed in pairs)
+    assert 0 < found["seconds"]["pairs"] < 10
+    assert again["samples_per_second"] > 0
 
 
 @pytest.mark.slow

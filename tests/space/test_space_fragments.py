@@ -66,7 +66,8 @@ def test_which_fragments_are_shipped_and_what_they_hold() -> None:
     assert {name: (list(f.parameters), list(f.unset)) for name, f in SHIPPED.items()} == {
         "efa": ([], ["NCCL_ALGO", "NCCL_PROTO", "NCCL_TUNER_PLUGIN", "NCCL_BUFFSIZE"]),
         "ethernet": (
-            ["NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS"],
+            ["NCCL_SOCKET_IFNAME", "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD",
+             "NCCL_MIN_CTAS", "NCCL_MAX_CTAS"],
             [],
         ),
         "infiniband": (
@@ -174,6 +175,90 @@ def test_a_plugin_with_a_tuner_is_left_to_it(facts: Facts) -> None:
     assert resolved(load("comm"), facts, fix={"NCCL_ALGO": "Ring"}).fixed == {"NCCL_ALGO": "Ring"}
     pinned = resolved(load("comm"), replace(facts, site=site(NCCL_PROTO="Simple")))
     assert notes(pinned, "NCCL_PROTO")[0][0] == "pinned"
+
+
+TWO = replace(SOCKETS, interfaces=("eth0", "ib0"))
+
+
+def test_interfaces_are_offered_between_hosts_that_have_several() -> None:
+    for space in ("default", "comm"):
+        found = resolved(load(space), TWO)
+        assert "NCCL_SOCKET_IFNAME" not in names(found)
+        assert notes(found, "NCCL_SOCKET_IFNAME") == [
+            (
+                "guarded",
+                "could be tried with --allow-guarded (the interface must be there on every host, "
+                "and its network one that jobs may fill)",
+            )
+        ]
+        taken = resolved(load(space), TWO, allow_guarded=True)
+        assert choices(taken, "NCCL_SOCKET_IFNAME") == (None, "=eth0", "=ib0")
+        assert taken.baseline["NCCL_SOCKET_IFNAME"] is None
+        assert notes(taken, "NCCL_SOCKET_IFNAME") == [
+            ("added", "fragment ethernet (network Socket)"),
+            ("added", "each interface up here as a choice: eth0, ib0"),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        (replace(SOCKETS, interfaces=("eth0",)),
+         "needs two interfaces or more that could carry sockets, eth0 is the only one here"),
+        (SOCKETS, "needs two interfaces or more that could carry sockets, there is none here"),
+        (replace(TWO, nodes=1), "needs nodes >=2, this job has 1"),
+    ],
+)  # fmt: skip
+def test_where_there_is_no_interface_to_choose(facts: Facts, reason: str) -> None:
+    found = resolved(load("default"), facts, allow_guarded=True)
+    assert notes(found, "NCCL_SOCKET_IFNAME") == [("dropped", reason)]
+    assert "NCCL_SOCKET_NTHREADS" in names(found)  # the rest of the path is there
+
+
+def test_the_sites_interface_stays() -> None:
+    """As where hosts are emulated, which holds it at the loopback."""
+    pinned = replace(TWO, interfaces=("lo", "eth0"), site=site(NCCL_SOCKET_IFNAME="lo"))
+    found = resolved(load("comm"), pinned, allow_guarded=True)
+    assert [action for action, _ in notes(found, "NCCL_SOCKET_IFNAME")] == ["pinned"]
+    held = resolved(load("comm"), TWO, fix={"NCCL_SOCKET_IFNAME": "=eth1"})
+    assert held.fixed == {"NCCL_SOCKET_IFNAME": "=eth1"}
+
+
+def test_what_the_machine_made_is_kept_as_plain_choices() -> None:
+    found = resolved(load("comm"), TWO, allow_guarded=True)
+    document = yaml.safe_load(yaml.safe_dump(found.to_dict()))
+    [kept] = [p for p in document["parameters"] if p["name"] == "NCCL_SOCKET_IFNAME"]
+    assert kept["choices"] == [None, "=eth0", "=ib0"] and "choices_from" not in kept
+    assert ResolvedSpace.from_dict(document) == found
+
+
+def test_a_preset_of_a_users_own_space_holds_where_its_interface_is_here() -> None:
+    space = space_of(
+        {"NCCL_SOCKET_IFNAME": {"target": "env", "choices_from": "interfaces"}},
+        presets=[
+            {"name": name, "source": "a/b#1", "values": {"NCCL_SOCKET_IFNAME": f"={name}"}}
+            for name in ("ib0", "ib7")
+        ],
+    )
+    assert [preset.name for preset in resolved(space, TWO).presets] == ["ib0"]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        replace(SOCKETS, site=site(NCCL_SOCKET_IFNAME="lo")),  # emulated hosts
+        replace(SOCKETS, nodes=1),
+        SOCKETS,
+        IB,
+        NVLINK,
+    ],
+)
+def test_unless_it_is_taken_interfaces_change_nothing_that_a_study_is_compared_by(
+    facts: Facts,
+) -> None:
+    """So that studies from before are resumed as they were."""
+    here = replace(facts, interfaces=("eth0", "eth1", "lo"))
+    assert resolved(load("comm"), here).digest() == resolved(load("comm"), facts).digest()
 
 
 # How a space and its fragments come together.

@@ -102,6 +102,19 @@ RULES = [
      "a.yaml: parameters.bucket_cap_mb: needs choices or range, got neither"),
     (parameter("{target: ddp, choices: [null, 5], range: {low: 1, high: 2}}"),
      "a.yaml: parameters.bucket_cap_mb: choices and range exclude each other, got both"),
+    (parameter("{target: ddp, choices_from: interfaces}"),
+     "a.yaml: parameters.bucket_cap_mb.choices_from: interfaces are for NCCL_SOCKET_IFNAME alone"),
+    ("version: 1\nparameters:\n"
+     "  NCCL_SOCKET_IFNAME: {target: env, choices_from: interfaces, default: =eth0}\n",
+     "a.yaml: parameters.NCCL_SOCKET_IFNAME.default: must be null, got '=eth0'"),
+    ("version: 1\nparameters:\n"
+     "  NCCL_SOCKET_IFNAME: {target: env, choices_from: interfaces}\n"
+     "presets: [{name: a, source: a/b#1, values: {NCCL_SOCKET_IFNAME: eth0}}]\n",
+     "a.yaml: presets[0].values.NCCL_SOCKET_IFNAME: must be null or one of this machine's "
+     "interfaces, as =name, got 'eth0'"),
+    ("version: 1\nparameters:\n"
+     "  NCCL_SOCKET_IFNAME: {target: env, choices_from: gpus}\n",
+     "a.yaml: parameters.NCCL_SOCKET_IFNAME.choices_from: must be interfaces, got 'gpus'"),
     (parameter("{target: dpp, choices: [null, 5]}"),
      "a.yaml: parameters.bucket_cap_mb.target: must be one of env, ddp, loader, batch, "
      "got 'dpp'"),
@@ -122,7 +135,7 @@ RULES = [
      "cannot be searched"),
     (parameter("{target: ddp, chioces: [null, 5], choices: [null, 5]}"),
      "a.yaml: parameters.bucket_cap_mb.chioces: unknown key, did you mean choices? known are "
-     "target, choices, range, default, when, risk, caution, about"),
+     "target, choices, range, choices_from, default, when, risk, caution, about"),
     (parameter("{target: ddp, choices: [null, 5], risk: harmless}"),
      "a.yaml: parameters.bucket_cap_mb.risk: must be one of safe, numerics, guarded, unsafe, "
      "got 'harmless'"),

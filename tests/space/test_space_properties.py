@@ -108,6 +108,7 @@ def any_facts(draw: random.Random) -> Facts:
         transports=tuple(t for t in ("NET", "P2P", "SHM") if draw.random() < 0.5),
         nvlinks=draw.choice((None, True, False)),
         nccl=Version(version) if version else None,
+        interfaces=draw.choice(((), ("eth0",), ("eth0", "ib0"))),
         site=site(**draw.choice(SITES)),
         ddp_arguments=draw.choice((None, frozenset({"bucket_cap_mb"}))),
         cpus_per_rank=draw.choice((1, 2, 16)),

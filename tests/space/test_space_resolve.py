@@ -53,8 +53,8 @@ def test_over_nvlink_the_sockets_go_and_so_does_their_preset() -> None:
     assert notes(found, "fragment ethernet") == [
         (
             "dropped",
-            "no rank uses the network here (transport P2P): NCCL_SOCKET_NTHREADS, "
-            "NCCL_NSOCKS_PERTHREAD",
+            "no rank uses the network here (transport P2P): NCCL_SOCKET_IFNAME, "
+            "NCCL_SOCKET_NTHREADS, NCCL_NSOCKS_PERTHREAD",
         )
     ]
     assert [preset.name for preset in found.presets] == ["larger-buckets", "ring"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from nccltune.stats.step import Diagnosis, Shares, diagnosis_of
+from nccltune.stats.step import Diagnosis, PairSpeed, Shares, diagnosis_of
 
 
 def result(**parts: Any) -> dict[str, Any]:
@@ -158,3 +159,13 @@ def test_as_plain_values() -> None:
     document = found(whole=0.1, unsynced=0.08).to_dict()
     assert document["ranks"][0]["compute"] == pytest.approx(0.8)
     assert document["scaling_efficiency"] is None
+
+
+def test_pairs_of_ranks_survive_a_record_and_old_records_have_none() -> None:
+    given = {**result(whole=0.1, unsynced=0.08), "pairs": [[0, 1, 5e9], [0, 2, 2.5e9]]}
+    seen = diagnosis_of(given)
+    assert seen.pairs == (PairSpeed(0, 1, 5e9), PairSpeed(0, 2, 2.5e9))
+    document = json.loads(json.dumps(seen.to_dict()))
+    assert Diagnosis.from_dict(document) == seen
+    del document["pairs"]
+    assert Diagnosis.from_dict(document).pairs == ()

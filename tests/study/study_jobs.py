@@ -287,7 +287,7 @@ class FormulaLauncher:
         assert self.all_closed
 
     def open(
-        self, process_env: Mapping[str, str], log_dir: Path, *, probe: bool = False
+        self, process_env: Mapping[str, str], log_dir: Path, *, probe: bool = False, **_: object
     ) -> FormulaGroup:
         waiting = [group for group in self.groups if not group.closed]
         assert len(waiting) < 2 and all(group.waiting for group in waiting), "they share the GPUs"

@@ -51,7 +51,9 @@ class Launcher:
     warnings = ()
     alive = True
 
-    def open(self, process_env: Mapping[str, str], _: Path, *, probe: bool = False) -> Launcher:
+    def open(
+        self, process_env: Mapping[str, str], _: Path, *, probe: bool = False, **_given: object
+    ) -> Launcher:
         assert self.closed == len(self.opened) and not probe
         self.opened.append(process_env)
         return self

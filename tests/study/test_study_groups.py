@@ -601,7 +601,9 @@ def test_the_time_to_replace_a_group_is_the_next_trials(
             return super().request(*arguments)
 
     class SlowLauncher(FormulaLauncher):
-        def open(self, process_env: Values, log_dir: Path, *, probe: bool = False) -> Slow:
+        def open(
+            self, process_env: Values, log_dir: Path, *, probe: bool = False, **_: object
+        ) -> Slow:
             now[0] += 1.0
             self.groups.append(Slow(self, process_env, log_dir))
             return self.groups[-1]  # type: ignore[return-value]

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import workloads
-from nccltune.worker.diagnose import Turns, parts_of
-from nccltune.worker.measure import Clock
+from nccltune.worker import diagnose
+from nccltune.worker.diagnose import Turns, exchange_pairs, parts_of
 from nccltune.worker.spec import Request, Settings
+from nccltune.worker.timer import Clock
 
 COMPUTE, COMMUNICATION, LOADING = 0.05, 0.03, 0.02
 
@@ -91,7 +92,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Made:
             perf_counter=lambda: job.now, monotonic=lambda: job.now, sleep=job.sleep
         )
         monkeypatch.setattr("nccltune.worker.diagnose.time", now)
-        monkeypatch.setattr("nccltune.worker.measure.time", now)
+        monkeypatch.setattr("nccltune.worker.timer.time", now)
         found = Turns(asked(data, **settings), job, job, Clock(_quiet), 0.1)
         found.take_all(parts_of(job, asked(data)))
         return found
@@ -231,3 +232,80 @@ def test_the_hosts_time_and_the_gpus_are_told_apart(
     assert found.host == [[pytest.approx(host)] * 2] * 2
     assert found.busy == [[pytest.approx(kernels)] * 2] * 2
     assert found.seconds["unsynced"] == [[pytest.approx(max(host, kernels), rel=0.2)] * 2] * 2
+
+
+class Exchanging(Job):
+    """Rank `rank` of four. An exchange takes `seconds`, and a second more the first time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rank: int, seconds: float) -> None:
+        super().__init__(rank)
+        self.world_size, self._seconds = 4, seconds
+        self.asked: list[list[tuple[str, int]]] = []
+        now = SimpleNamespace(perf_counter=lambda: self.now, monotonic=lambda: self.now)
+        names = SimpleNamespace(
+            isend="send", irecv="receive", P2POp=self._operation, batch_isend_irecv=self._exchange
+        )
+        monkeypatch.setattr(diagnose, "time", now)
+        monkeypatch.setattr(diagnose, "dist", names)
+        monkeypatch.setattr(diagnose, "_PAIR_BYTES", 1000)
+
+    def _operation(self, to: str, data: torch.Tensor, other: int, _group: object) -> Any:
+        assert data.numel() == 1000
+        return to, other
+
+    def _exchange(self, operations: list[tuple[str, int]]) -> list[Any]:
+        first = operations not in self.asked
+        self.asked.append(operations)
+        self.now += self._seconds + first
+        return [SimpleNamespace(wait=lambda: None)]
+
+    def gather(self, row: list[float]) -> list[list[float]]:
+        """Of the others one took twice as long as this rank, and one a millisecond."""
+        return [row, [2 * row[0], 0.0], [0.001, 0.0]]
+
+
+def exchanged(job: Any) -> list[list[float]]:
+    return exchange_pairs(job, job.device, job)
+
+
+def test_pairs_exchange_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Exchanging(monkeypatch, rank=2, seconds=0.25)
+    found = exchanged(job)
+    assert [pair[:2] for pair in found] == [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
+    # The slower rank counts, and making the connection does not.
+    assert [pair[2] for pair in found if 2 in pair[:2]] == [2000.0] * 3
+    assert [pair[2] for pair in found if 2 not in pair[:2]] == [1_000_000.0] * 3
+    both_ways = [[("send", other), ("receive", other)] for other in (0, 1, 3)]
+    assert [job.asked[n] for n in (0, 4, 8)] == both_ways and len(job.asked) == 12
+
+
+def test_pairs_that_take_too_long_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Four exchanges of a second, and one to connect: over the limit with the second pair.
+    slow = Exchanging(monkeypatch, rank=0, seconds=1.0)
+    assert exchanged(slow) == [] and len(slow.asked) == 8
+    just = Exchanging(monkeypatch, rank=0, seconds=0.1)  # over with the last of its pairs
+    assert len(exchanged(just)) == 6 and just.now < 5
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_two_ranks_are_no_pairs_to_compare(size: int) -> None:
+    job: Any = Job()
+    job.world_size = size
+    assert diagnose._pairs(job, job, job, job, job) == []
+
+
+def test_gloo_sends_nothing_from_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    job: Any = Job()
+    job.world_size, job.device, job.group = 3, torch.device("cuda", 0), "group"
+    monkeypatch.setattr(diagnose, "dist", SimpleNamespace(get_backend=lambda _group: "gloo"))
+    assert diagnose._pairs(job, job, job, job, job) == []
+
+
+def test_no_buffers_are_made_where_a_gpu_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    job: Any = Job()
+    job.world_size, job.device, job.group = 3, torch.device("cuda", 0), "group"
+    cuda = SimpleNamespace(empty_cache=lambda: None, mem_get_info=lambda _: (1 << 30, 141 << 30))
+    monkeypatch.setattr(diagnose.torch, "cuda", cuda)
+    monkeypatch.setattr(diagnose, "dist", SimpleNamespace(get_backend=lambda _group: "nccl"))
+    status = SimpleNamespace(at=lambda _phase: None)
+    assert diagnose._pairs(job, job, job, status, Clock(_quiet)) == []  # type: ignore[arg-type]

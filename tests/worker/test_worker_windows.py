@@ -59,6 +59,8 @@ def test_as_plain_values() -> None:
         "warmup": False,
         "counts": True,
         "early": False,
+        "samples": 0,
+        "interrupted": False,
     }
 
 

@@ -11,6 +11,7 @@ from nccltune import __version__
 from nccltune.cli.compare import compare
 from nccltune.cli.doctor import doctor
 from nccltune.cli.lint import lint
+from nccltune.cli.run import run
 from nccltune.cli.search import search
 from nccltune.cli.show import show
 from nccltune.errors import Interrupted, NccltuneError
@@ -27,6 +28,7 @@ def app() -> None:
 app.add_command(compare)
 app.add_command(doctor)
 app.add_command(lint)
+app.add_command(run)
 app.add_command(search)
 app.add_command(show)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from nccltune.cli.cache import cache_folder
 from nccltune.cli.speaking import say
-from nccltune.cli.starting import cache_folder, end_old, started, tell_setting
+from nccltune.cli.starting import end_old, started, tell_setting
 from nccltune.cli.studying import settings_for
 from nccltune.errors import Interrupted, UsageError
 from nccltune.launch.leftovers import logs_folder

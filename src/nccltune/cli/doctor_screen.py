@@ -15,11 +15,13 @@ from rich.text import Text
 
 from nccltune.cli import tables
 from nccltune.cli.machine_check import Look
+from nccltune.nccl.findings import shown
 from nccltune.output.diagnosis import paragraph
 from nccltune.output.findings import Finding
 from nccltune.output.link_findings import fewer_ranks
 from nccltune.output.machine_facts import machine_rows
 from nccltune.output.machine_findings import all_findings
+from nccltune.output.pair_findings import slowest_pair
 from nccltune.stats.step import Diagnosis
 from nccltune.study.definition import Task
 
@@ -102,12 +104,18 @@ def facts(report: Report) -> list[tuple[str, str]]:
     rows = machine_rows(look.topology, look.machine.cpu)
     if fewer := fewer_ranks(checked):
         rows.insert(2, ("ranks", fewer))
+    if pair := slowest_pair(checked, report.diagnosis):
+        rows.insert(2, ("pairs", pair))
     rows.append(("software", _software(look)))
     if report.task is not None:
         rows.append(("job", _job(report.task, look.machine.cores)))
     if checked.probe is not None:
         rows.append(("NCCL chose", _chosen(checked.probe)))
-    site = [f"{v.name}={v.value}" for v in look.site.values() if v.name != "LD_LIBRARY_PATH"]
+    site = [
+        f"{shown(v.name)}={shown(v.value)}"
+        for v in look.site.values()
+        if v.name != "LD_LIBRARY_PATH"
+    ]
     return [*rows, ("site variables", " ".join(site) or "none")]
 
 

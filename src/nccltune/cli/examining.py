@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nccltune.cli.cache import cache_folder
 from nccltune.cli.doctor_screen import Report, show
 from nccltune.cli.machine_check import Look, look, look_alone
 from nccltune.cli.speaking import say
-from nccltune.cli.starting import Start, cache_folder, end_old, started, tell_setting
+from nccltune.cli.starting import Start, end_old, started, tell_setting
 from nccltune.errors import StudyError
 from nccltune.launch.leftovers import logs_folder
 from nccltune.launch.libraries import Libraries

@@ -88,7 +88,7 @@ def _read_environment() -> _Read:
     """The environment, and NCCL's own files behind it."""
     files, unread = environment_files(os.environ)
     for reason in unread:
-        say(_printable(f"note: {reason}; NCCL may read it all the same"))
+        say(_printable(f"note: {reason}"))
     return _Read(files, environment=True)
 
 

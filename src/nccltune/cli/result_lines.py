@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping
+from typing import Any
 
 from nccltune.output import verdicts, words
 from nccltune.space import changes
@@ -96,7 +98,12 @@ def _how_to_use(summary: Summary) -> list[str]:
     if outcome is None or outcome.trial.number == 0:
         return []
     lines = []
-    if summary.given_to(outcome.configuration).effective["env"]:
+    given = summary.given_to(outcome.configuration).effective
+    if "script" in summary.definition["workload"]:
+        best = shlex.quote(os.path.normpath(paths.best_yaml))
+        job = shlex.join(_script_words(summary.definition["workload"], given.get("placed") or {}))
+        return [f"Use it:  nccltune run {best} -- {job}"]
+    if given["env"]:
         file = shlex.quote(os.path.normpath(paths.best_env))
         lines.append(f"Use it in a shell:   set -a; . {file}; set +a; torchrun ...")
     changed = changes(outcome.configuration, summary.space.baseline)
@@ -104,6 +111,16 @@ def _how_to_use(summary: Summary) -> list[str]:
         call = f'nccltune.load("{os.path.normpath(paths.best_yaml)}")'
         lines.append(f"Use it in a script:  best = {call}; DDP(model, **best.ddp_kwargs)")
     return lines
+
+
+def _script_words(workload: Mapping[str, Any], placed: Mapping[str, str]) -> list[str]:
+    """The torchrun command with the winner's values in it."""
+    words = list(workload["script"])
+    for name, text in placed.items():
+        words = [word.replace(f"{{{name}}}", text) for word in words]
+    if words[0] == "torchrun":
+        return words
+    return ["torchrun", "--standalone", f"--nproc-per-node={workload['nproc_per_node']}", *words]
 
 
 def written_files(summary: Summary) -> list[str]:

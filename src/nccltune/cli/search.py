@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 
 def finite(_context: click.Context, parameter: click.Parameter, value: float) -> float:
@@ -50,6 +51,23 @@ def measure_seconds(text: str) -> Callable[[Callable[..., Any]], Callable[..., A
         metavar="S",
         help=text,
     )
+
+
+_OF_OUR_JOB = (
+    *("model", "image_size", "data", "precision", "channels_last", "cudnn_benchmark"),
+    "search_anyway",
+)
+_OF_SCRIPTS = ("optimizer", "samples_per_step", "loader_match", "allow_saves", "workdir")
+
+
+def _refuse_mixture(context: click.Context) -> None:
+    """Options that mean nothing for the job at hand are a mistake."""
+    script = bool(context.params["script"])
+    for name in _OF_OUR_JOB if script else _OF_SCRIPTS:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = f"--{name.replace('_', '-')}"
+            why = "the script says that itself" if script else "it is for a script, given after --"
+            raise click.UsageError(f"{option}: {why}")
 
 
 @click.command()
@@ -189,6 +207,37 @@ def measure_seconds(text: str) -> Callable[[Callable[..., Any]], Callable[..., A
     is_flag=True,
     help="Also search settings that cannot win more than the noise, by what a step consists of.",
 )
+@click.option(
+    "--optimizer",
+    type=click.IntRange(0),
+    metavar="N",
+    help="SCRIPT: the optimizer whose steps count, 0 for the first to step.  [the busiest]",
+)
+@click.option(
+    "--samples-per-step",
+    type=int,
+    metavar="N",
+    callback=_positive,
+    help="SCRIPT: samples of a rank in a step.  [from the batch]",
+)
+@click.option(
+    "--loader-match",
+    metavar="TEXT",
+    help="SCRIPT: the DataLoader that feeds the training, by file and line (train.py:57), number, "
+    "or class of its data set.  [the one that gives a batch a step]",
+)
+@click.option(
+    "--allow-saves",
+    is_flag=True,
+    help="SCRIPT: let it save checkpoints where it does, not below the trial's folder.",
+)
+@click.option(
+    "--workdir",
+    type=click.Choice(["here", "scratch"]),
+    default="here",
+    show_default=True,
+    help="SCRIPT: run it here, or in a copy of the files that git tracks here.",
+)
 @click.option("--study", metavar="NAME", help="Name of the study.  [MODEL-BACKEND-xN]")
 @click.option(
     "--studies-dir",
@@ -203,12 +252,17 @@ def measure_seconds(text: str) -> Callable[[Callable[..., Any]], Callable[..., A
     "--dry-run", is_flag=True, help="Show space, launch plan and forecast; start nothing."
 )
 @click.option("--json", "as_json", is_flag=True, help="The result as JSON on stdout.")
-def search(**given: Any) -> int:
+@click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ARGS...]")
+@click.pass_context
+def search(context: click.Context, /, **given: Any) -> int:
     """Search for the settings that give the most samples per second.
 
-    Each trial is a short real DDP run. Interrupted at any point, the same command goes on
-    where it stopped.
+    Each trial is a short real DDP run: of a job of ours, or after -- of your own training SCRIPT,
+    -m MODULE, or torchrun command, unchanged. {batch_size}, {num_workers}, {bucket_cap_mb} and the
+    like in ARGS stand for what is tried. Interrupted at any point, the same command goes on where
+    it stopped.
     """
+    _refuse_mixture(context)
     from nccltune.cli.searching import run_search
     from nccltune.study.options import SearchOptions, parse_duration, parse_fix
 

@@ -7,9 +7,18 @@ import os
 from pathlib import Path
 
 from nccltune.cli import tables
+from nccltune.cli.cache import cache_folder
 from nccltune.cli.speaking import say
-from nccltune.cli.starting import cache_folder, end_old, launch_settings, started, tell_setting
+from nccltune.cli.starting import (
+    end_old,
+    launch_settings,
+    plain_launcher,
+    started,
+    tell_setting,
+)
 from nccltune.launch.emulation import emulating
+from nccltune.launch.plan import LaunchPlan, LaunchSettings
+from nccltune.launch.script import ScriptLauncher, ScriptRun
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.torchrun import TorchrunLauncher
 from nccltune.study.definition import default_name, refuse_changes
@@ -23,6 +32,7 @@ from nccltune.study.folder import (
 )
 from nccltune.study.options import SearchOptions
 from nccltune.study.probing import cached_probe, fixed_env
+from nccltune.study.script_survey import refuse_no_place, with_facts
 from nccltune.study.store import Store
 from nccltune.study.survey import Survey, refuse_empty, resolve_space
 
@@ -47,16 +57,18 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
         paths = StudyPaths.of(options.studies_dir, name)
         tell_setting(found)
         # a mistake in the space or in --fix is told before anything
-        refuse_empty(resolve_space(found, None))
+        first = resolve_space(found, None)
+        refuse_no_place(found, first)
+        refuse_empty(first)
         if dry_run:
-            return _dry_run(found, paths, cache, as_json=as_json)
+            return _dry_run(found, paths, cache, start.worker_path, as_json=as_json)
         if options.new:
             _set_aside(paths)
         from nccltune.cli.studying import carry_out
 
         with locked(paths):
             private = {str(start.worker_path.absolute()): "worker"}
-            plain = TorchrunLauncher(start.launcher.settings, start.stop)
+            plain = plain_launcher(start.launcher, start.stop, start.worker_path)
             return carry_out(
                 found, paths, start.launcher, plain, cache, start.stop, private, as_json=as_json
             )
@@ -67,6 +79,24 @@ def _import_the_rest() -> None:
     import nccltune.cli.studying  # noqa: F401
 
 
+def _plan(found: Survey, settings: LaunchSettings, paths: StudyPaths) -> LaunchPlan:
+    """A launch of the baseline."""
+    script, logs = found.task.script, paths.launch_logs(0).absolute()
+    if script is None:
+        launcher = TorchrunLauncher(settings, StopFlag())
+        return launcher.plan(fixed_env(found), logs, "127.0.0.1:PORT", "TOKEN", tag="TAG")
+    own = {"batch_size": found.task.batch_size, "num_workers": found.task.num_workers}
+    starts = ScriptLauncher(settings, StopFlag(), ScriptRun(script.command), settings.worker_path)
+    return starts.plan(
+        fixed_env(found),
+        logs,
+        "127.0.0.1:PORT",
+        "TOKEN",
+        tag="TAG",
+        placed=script.texts({**dict.fromkeys(script.placed), **own}),
+    )
+
+
 def _set_aside(paths: StudyPaths) -> None:
     if not (paths.definition.exists() or has_records(paths)):
         return
@@ -75,7 +105,9 @@ def _set_aside(paths: StudyPaths) -> None:
     say(f"the old study is kept as {moved}")
 
 
-def _dry_run(found: Survey, paths: StudyPaths, cache: Path, *, as_json: bool) -> int:
+def _dry_run(
+    found: Survey, paths: StudyPaths, cache: Path, worker_path: Path, *, as_json: bool
+) -> int:
     """Says what would be done; starts no ranks and writes nothing."""
     gloo = found.task.workload.backend != "nccl"
     stored = read_definition(paths) if paths.definition.exists() else None
@@ -83,16 +115,16 @@ def _dry_run(found: Survey, paths: StudyPaths, cache: Path, *, as_json: bool) ->
         from nccltune.cli.studying import definition_of
 
         probe = stored["probe"]
+        found = with_facts(found, probe)
         refuse_changes(paths, definition_of(found, resolve_space(found, probe), probe))
         store = Store(paths, repair=False)
     else:
-        probe, store = cached_probe(found, cache), None
-    space = resolve_space(found, None if gloo else probe)
+        # What a script has is seen in its own first launch.
+        probe, store = None if found.task.script else cached_probe(found, cache), None
+    space = resolve_space(found, None if gloo and not found.task.script else probe)
     environ = emulating(os.environ, found.options.emulate_hosts)
-    settings = launch_settings(found, paths.worker, environ)
-    plan = TorchrunLauncher(settings, StopFlag()).plan(
-        fixed_env(found), paths.launch_logs(0).absolute(), "127.0.0.1:PORT", "TOKEN", tag="TAG"
-    )
+    settings = launch_settings(found, worker_path if found.task.script else paths.worker, environ)
+    plan = _plan(found, settings, paths)
     done = list(store.trials) if store else []
     trials = found.options.trials or 40
     forecast = tables.forecast(done, trials, found.options.time_budget)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from nccltune.launch.environment import without_unpinned
 from nccltune.launch.host import HostFailed, WarmHost
 from nccltune.launch.leftovers import end_leftovers, temporary_folder
 from nccltune.launch.plan import LaunchSettings
+from nccltune.launch.protocol import Launcher
+from nccltune.launch.script import ScriptLauncher, ScriptRun, read_script
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.torchrun import TorchrunLauncher
 from nccltune.launch.warm import WarmLauncher, early_variables
@@ -23,8 +26,12 @@ from nccltune.launch.worker_files import place_worker
 from nccltune.machine.gpus import visible_gpus
 from nccltune.nccl.site import site_variables
 from nccltune.study.options import SearchOptions
+from nccltune.study.script_survey import survey_script
+from nccltune.study.script_task import ScriptTask
 from nccltune.study.survey import Survey, data_source, find_python, survey
 from nccltune.worker.images import image_folder
+
+AnyLauncher = TorchrunLauncher | WarmLauncher | ScriptLauncher
 
 
 @dataclass(frozen=True)
@@ -32,15 +39,9 @@ class Start:
     """What a verb goes on with. `worker_path` holds the worker's files."""
 
     found: Survey
-    launcher: TorchrunLauncher | WarmLauncher
+    launcher: AnyLauncher
     worker_path: Path
     stop: StopFlag
-
-
-def cache_folder() -> Path:
-    """Where image files and probes are kept between studies."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "nccltune"
 
 
 def end_old() -> None:
@@ -66,28 +67,60 @@ def started(
     own = without_unpinned(os.environ, options.unpin)
     stop, environ = StopFlag(), emulating(own, options.emulate_hosts)
     python = find_python(options.python)
-    data_source(options.data)
+    if not options.script:
+        data_source(options.data)
     with stop.installed(), temporary_folder() as folder, contextlib.ExitStack() as stack:
         worker_path = place_worker(folder)
         host = None
-        if options.launcher != "torchrun" and not dry_run:
+        if _may_be_warm(options, environ) and not dry_run:
             say(f"asking {python} for its torch, its GPUs and the job (seconds)")
             host = _start_host(options, python, worker_path, environ)
             stack.callback(host.end)
         meanwhile()
         images = cache / "images"
-        if options.data == "images" and not dry_run and not image_folder(images).exists():
+        makes = options.data == "images" and not options.script and not dry_run
+        if makes and not image_folder(images).exists():
             say(f"making the image files once, in {images} (half a minute on two cores)")
         job = JobPython(python, worker_path, environ, host)
         found, host = _surveyed(options, job, images, stop, make=not dry_run)
         settings = launch_settings(found, worker_path, environ)
-        launcher = (
-            TorchrunLauncher(settings, stop)
-            if host is None
-            else WarmLauncher(settings, stop, [host])
-        )
+        launcher = _launcher(found, settings, stop, host, worker_path)
         stack.callback(launcher.close)
         yield Start(found, launcher, worker_path, stop)
+
+
+def _may_be_warm(options: SearchOptions, environ: Mapping[str, str]) -> bool:
+    """Not where the user says how torchrun is to start the script."""
+    if options.launcher == "torchrun":
+        return False
+    return not options.script or read_script(options.script, environ).options is None
+
+
+def plain_launcher(launcher: AnyLauncher, stop: StopFlag, worker_path: Path) -> Launcher:
+    """One that starts ranks by plain torchrun commands."""
+    if isinstance(launcher, WarmLauncher) and launcher.script is not None:
+        return ScriptLauncher(launcher.settings, stop, launcher.script, worker_path)
+    if isinstance(launcher, ScriptLauncher):
+        return launcher
+    return TorchrunLauncher(launcher.settings, stop)
+
+
+def _launcher(
+    found: Survey,
+    settings: LaunchSettings,
+    stop: StopFlag,
+    host: WarmHost | None,
+    worker_path: Path,
+) -> AnyLauncher:
+    script = found.task.script
+    if script is not None:
+        run = ScriptRun(script.command, scratch=script.scratch, allow_saves=script.allow_saves)
+        if host is None:
+            return ScriptLauncher(settings, stop, run, worker_path)
+        return WarmLauncher(settings, stop, [host], run)
+    if host is None:
+        return TorchrunLauncher(settings, stop)
+    return WarmLauncher(settings, stop, [host])
 
 
 def _start_host(
@@ -105,11 +138,17 @@ def _surveyed(
     """The survey, and the host where it works: it falls back to plain torchrun commands where the
     user leaves that open.
     """
+
+    def look(python: JobPython) -> Survey:
+        if options.script:
+            return survey_script(options, python, stop)
+        return survey(options, python, images, stop, make=make)
+
     try:
-        return survey(options, job, images, stop, make=make), job.host
+        return look(job), job.host
     except HostFailed as error:
         plain = JobPython(job.python, job.worker_path, job.base)
-        found = survey(options, plain, images, stop, make=make)  # may know a better reason
+        found = look(plain)  # may know a better reason
         if options.launcher == "warm":
             raise StudyError(f"--launcher warm: {error}") from error
         say(f"{error}\nso every launch is a plain torchrun command, which costs more time")
@@ -139,15 +178,36 @@ def tell_setting(found: Survey) -> None:
             f"backend gloo on {task.nproc_per_node} {workload.device.upper()} ranks: NCCL "
             "variables cannot act here, DDP and loader settings can"
         )
+    if task.script is not None:
+        _tell_script(task.script, found)
+        return
     shape = "" if ":" in workload.data else f", {workload.image_size} pixels"
     say(
         f"job: {workload.model}, batch {task.batch_size} a rank{shape}, data {workload.data}, "
         f"{workload.precision}, {task.num_workers} loader workers a rank"
     )
+    _tell_machine(found)
+
+
+def _tell_script(script: ScriptTask, found: Survey) -> None:
+    words = shlex.join(script.command.words)
+    say(
+        f"job: {words}, on {found.task.nproc_per_node} ranks; each trial is a run of it that is "
+        "ended when it was measured"
+    )
+    if not script.allow_saves:
+        say(
+            "its checkpoints go below the folder of each trial in the study (--allow-saves: where "
+            "the script puts them); experiment trackers are offline"
+        )
+    _tell_machine(found)
+
+
+def _tell_machine(found: Survey) -> None:
     say(f"machine: {found.machine.summary()}; torch {found.machine.torch}")
     if found.options.unpin:
         say(f"measured without {' '.join(found.options.unpin)}, which the site sets (--unpin)")
     pinned = [v for v in found.site.values() if v.name != "LD_LIBRARY_PATH"]
-    if pinned and workload.backend == "nccl":
+    if pinned and found.task.workload.backend == "nccl":
         listed = " ".join(f"{v.name}={v.value}" for v in pinned)
         say(f"set by the site and left alone in every launch: {listed}")

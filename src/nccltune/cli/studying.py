@@ -20,6 +20,7 @@ from nccltune.launch.stopping import StopFlag
 from nccltune.launch.worker_files import place_worker
 from nccltune.machine.health import read
 from nccltune.output.diagnosis import paragraph
+from nccltune.output.script import script_lines
 from nccltune.output.verdicts import percent, repeated
 from nccltune.space import ResolvedSpace
 from nccltune.stats.noise import noise_threshold
@@ -31,9 +32,10 @@ from nccltune.study.effects import Silences
 from nccltune.study.folder import StudyPaths, has_records, read_definition
 from nccltune.study.measuring import Measurer
 from nccltune.study.planner import Memory, Planner, stage_parameters
-from nccltune.study.probing import probe_machine
+from nccltune.study.probing import probe_machine, probe_script
 from nccltune.study.proposals import Proposer
 from nccltune.study.results import write_results
+from nccltune.study.script_survey import early_variables_of, refuse_no_place, with_facts
 from nccltune.study.search import Ending, Search
 from nccltune.study.store import Store
 from nccltune.study.summary import Summary
@@ -66,17 +68,28 @@ def carry_out(
     if not found.options.allow_busy:  # after our own leftovers are gone
         refuse_busy(found.gpus)
     if stored is not None:
+        found = with_facts(found, stored["probe"])
         space = resolve_space(found, stored["probe"])
         refuse_changes(paths, definition_of(found, space, stored["probe"]))
         place_worker(paths.worker)
     else:
         place_worker(paths.worker)
-        probe = _probe(found, launcher, paths, cache)
+        looks = launcher if found.task.script is None else plain
+        probe = _probe(found, looks, paths, cache)
+        found = with_facts(found, probe)
         space = resolve_space(found, probe)
+        refuse_no_place(found, space)
         refuse_empty(space)
         say(tables.space_text(space))
         stored = definition_of(found, space, probe).write(paths).to_dict()
     store = Store(paths)
+    if found.task.script is not None and (names := early_variables_of(stored["probe"])):
+        say(
+            f"every launch is a plain torchrun command, since {found.task.script.command.name} "
+            f"sets variables before it imports torch: {' '.join(names)}"
+        )
+        launcher.close()
+        launcher = plain
     ending = _measure(found, store, launcher, plain, space, stored["probe"], stop, private)
     summary = Summary.of(store, stored)
     write_results(summary)
@@ -172,6 +185,8 @@ def _measure(
 def _narrow(found: Survey, measurer: Measurer, reporter: PlainReporter) -> tuple[str, ...]:
     """Says where a step's time goes. Returns the parameters that the search leaves out for it."""
     store, space = measurer.store, measurer.space
+    if found.task.script is not None:
+        return ()  # it cannot be run without its loader, or without its all-reduce
     diagnosis = diagnosis_in(store)
     if diagnosis is None:
         began = time.monotonic()
@@ -211,14 +226,34 @@ def settings_for(measure_seconds: float) -> Settings:
 def _probe(
     found: Survey, launcher: Launcher, paths: StudyPaths, cache: Path
 ) -> dict[str, Any] | None:
+    if found.task.script is not None:
+        return _probe_script(found, launcher, paths)
     if found.task.workload.backend != "nccl":
         return None
     say("probe launch: asking NCCL what the ranks talk over")
     probe = probe_machine(found, launcher, paths.logs / "probe", cache)
+    _tell_nccl(probe)
+    return probe
+
+
+def _tell_nccl(probe: Mapping[str, Any]) -> None:
+    if not probe.get("version"):
+        say("NCCL wrote no log: the script does not seem to use it")
+        return
     network = f", network {probe['network']}" if probe["network"] else ", no network between ranks"
     plugins = "".join(f", {kind} plugin {name}" for kind, name in probe.get("plugins", {}).items())
     transport = "+".join(probe["transport"]) or "none"
     say(f"NCCL {probe['version']}: transport {transport}{network}{plugins}")
+
+
+def _probe_script(found: Survey, launcher: Launcher, paths: StudyPaths) -> dict[str, Any]:
+    assert found.task.script is not None
+    say(f"first launch: {found.task.script.command.name} as it is, for some steps")
+    probe = probe_script(found, launcher, paths.logs / "probe", lambda _message: None)
+    for line in script_lines(found.task.script.command.name, probe["script"]):
+        say(line)
+    if found.task.workload.backend == "nccl":
+        _tell_nccl(probe)
     return probe
 
 

@@ -17,11 +17,13 @@ def ask_alone(
     progress: Progress = lambda _message: None,
     *,
     probe: bool = False,
+    placed: Mapping[str, str] | None = None,
+    limits: Limits | None = None,
 ) -> Outcome:
     """Open a group, ask it, close it. Raises Interrupted."""
-    group = launcher.open(process_env, log_dir, probe=probe)
+    group = launcher.open(process_env, log_dir, probe=probe, placed=placed)
     try:
-        return group.request(message, Limits(), progress)
+        return group.request(message, limits or Limits(), progress)
     finally:
         group.close()
 

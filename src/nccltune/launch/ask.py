@@ -74,7 +74,7 @@ class JobPython:
     def _refuse(self, code: int | None, output: str, request: Mapping[str, Any]) -> NoReturn:
         tail = "\n".join(output.strip().splitlines()[-5:]) or "it printed nothing"
         if self.host is not None:  # so the Python works
-            asked = f"--model {request['model']}, --data {request['data']}"
+            asked = f"--model {request.get('model')}, --data {request.get('data')}"
             raise UsageError(
                 f"{asked}: the process that imported them ended (exit code {code}): {tail}"
             )

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from nccltune.errors import StudyError, UsageError
-from nccltune.nccl.site import SiteVariable, protects_multicast, site_variables
+from nccltune.nccl.site import (
+    SiteVariable,
+    multicast_protection,
+    protects_multicast,
+    site_variables,
+)
 
 DIAGNOSTIC = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
 """Set by every launch of ours so that NCCL's log can be read; never part of a result."""
@@ -35,7 +40,7 @@ def launch_environment(
     refuse_overrides(site, added)
     # PET_* would change torchrun's own options.
     kept = {name: value for name, value in base.items() if not name.startswith("PET_")}
-    return {**kept, **added, **_protecting(site)}
+    return {**kept, **added, **multicast_protection(site)}
 
 
 def without_unpinned(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
@@ -67,18 +72,13 @@ def without_unpinned(environ: Mapping[str, str], names: Sequence[str]) -> dict[s
                 f"--unpin {name}: {behind.source} sets it too, to {behind.value!r}, and NCCL reads "
                 "that file by itself; take it out of there"
             )
-    lost = _protecting(site).keys() - _protecting(site_variables(left)).keys()
+    lost = multicast_protection(site).keys() - multicast_protection(site_variables(left)).keys()
     if lost:  # with the file that a variable names, say
         raise UsageError(
             f"--unpin {' '.join(names)}: {', '.join(sorted(lost))} would be lost with it, which "
             "keeps NVLink multicast off"
         )
     return left
-
-
-def _protecting(site: Mapping[str, SiteVariable]) -> dict[str, str]:
-    """The variables that keep NVLink multicast off."""
-    return {n: v.value for n, v in site.items() if protects_multicast(n, v.value)}
 
 
 def refuse_overrides(site: Mapping[str, SiteVariable], added: Mapping[str, str]) -> None:

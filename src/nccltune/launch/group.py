@@ -147,9 +147,12 @@ class RankGroup:
             if not self._connection.connected and not self._await_ranks(watch):
                 return self._failed(watch)
             self._connection.send(message)
-            while not watch.overdue and not self._broken():
+            while not watch.overdue:
                 self._stop.check()
-                answer = self._connection.receive(_POLL_SECONDS)
+                over = self._broken()  # what was sent before that still counts
+                answer = self._connection.receive(0.0 if over else _POLL_SECONDS)
+                if answer is None and over:
+                    break
                 if answer is None:
                     continue
                 if answer["type"] == "result":

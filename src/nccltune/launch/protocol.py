@@ -99,8 +99,16 @@ class Launcher(Protocol):
 
     name: str
 
-    def open(self, process_env: Mapping[str, str], log_dir: Path, *, probe: bool = False) -> Group:
-        """A new worker group with `process_env` added to the environment of its ranks.
+    def open(
+        self,
+        process_env: Mapping[str, str],
+        log_dir: Path,
+        *,
+        probe: bool = False,
+        placed: Mapping[str, str] | None = None,
+    ) -> Group:
+        """A new worker group with `process_env` added to the environment of its ranks. `placed` are
+        values for the names in braces in the command of a script.
 
         Returns at once; ranks that do not come up are the failure of the first request.
         """

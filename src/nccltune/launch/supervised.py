@@ -25,6 +25,7 @@ class Supervised:
         log: Path,
         *,
         remove: Path | None = None,
+        cwd: Path | None = None,
     ) -> None:
         options = [] if remove is None else ["--remove", str(remove)]
         with log.open("wb") as output:
@@ -34,6 +35,7 @@ class Supervised:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=env,
+                cwd=cwd,
                 start_new_session=True,
             )
 

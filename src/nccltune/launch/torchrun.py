@@ -23,7 +23,7 @@ _LISTED = re.compile(
     r"rank\s*: (?P<rank>\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s*: (?P<code>-?\d+)"
 )
 
-_OWN_LOGS = "torchrun"
+OWN_LOGS = "torchrun"
 
 
 @dataclass
@@ -52,12 +52,17 @@ class TorchrunLauncher:
             **python_variables(settings.worker_path, settings.base),
             TAG: tag,
         }
-        logs = log_dir / _OWN_LOGS
+        logs = log_dir / OWN_LOGS
         argv = torchrun_argv(settings.python, settings.nproc_per_node, "nccltune.worker", logs)
         return LaunchPlan(argv, added)
 
     def open(
-        self, process_env: Mapping[str, str], log_dir: Path, *, probe: bool = False
+        self,
+        process_env: Mapping[str, str],
+        log_dir: Path,
+        *,
+        probe: bool = False,
+        placed: Mapping[str, str] | None = None,
     ) -> RankGroup:
         folder = GroupFolder(log_dir)
         address, tag = folder.connection.address, new_tag()
@@ -82,9 +87,16 @@ class TorchrunProcesses:
     host_lost = False
     trouble = None
 
-    def __init__(self, plan: LaunchPlan, env: Mapping[str, str], log: Path, tag: str) -> None:
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        env: Mapping[str, str],
+        log: Path,
+        tag: str,
+        cwd: Path | None = None,
+    ) -> None:
         self._log, self._tag = log, tag
-        self._command = Supervised(plan.argv, env, log)
+        self._command = Supervised(plan.argv, env, log, cwd=cwd)
 
     def running(self) -> bool:
         return self._command.poll() is None
@@ -98,7 +110,7 @@ class TorchrunProcesses:
     def end(self) -> None:
         self._command.end()
         end_tagged(self._tag)
-        shutil.rmtree(self._log.with_name(_OWN_LOGS), ignore_errors=True)
+        shutil.rmtree(self._log.with_name(OWN_LOGS), ignore_errors=True)
 
 
 def exit_codes(log: str) -> dict[int, int]:

@@ -7,12 +7,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from nccltune.errors import StudyError
 from nccltune.launch.environment import refuse_overrides
 from nccltune.launch.group import GroupFolder, RankGroup
 from nccltune.launch.host import WarmHost, WarmProcesses
 from nccltune.launch.plan import LaunchSettings
+from nccltune.launch.script import ScriptGroup, ScriptRun
 from nccltune.launch.stopping import StopFlag
 
 # Read by libraries when a group is made, or by CUDA and NCCL at their first call in a rank. What is
@@ -24,13 +26,18 @@ _LATE = (
 _HOSTS = 2  # kept at most: what is compared may differ in what a host is started with
 
 
+def is_late(name: str) -> bool:
+    """Whether a variable is read late enough to be set in a rank that has torch imported."""
+    return name.startswith(_LATE)
+
+
 def early_variables(
     process_env: Mapping[str, str], base: Mapping[str, str], nproc_per_node: int
 ) -> dict[str, str]:
     """Those that a process reads when it starts, so that a host must be started with them.
     OMP_NUM_THREADS is set as torchrun would.
     """
-    early = {n: v for n, v in process_env.items() if not n.startswith(_LATE)}
+    early = {n: v for n, v in process_env.items() if not is_late(n)}
     if nproc_per_node > 1 and "OMP_NUM_THREADS" not in base:
         early.setdefault("OMP_NUM_THREADS", "1")
     return early
@@ -45,11 +52,18 @@ class WarmLauncher:
     settings: LaunchSettings
     stop: StopFlag
     hosts: list[WarmHost] = field(default_factory=list)
+    script: ScriptRun | None = None
+    """The user's own script, run in ranks that have torch imported already."""
     warnings: list[str] = field(default_factory=list)
     _fruitless: int = 0
 
     def open(
-        self, process_env: Mapping[str, str], log_dir: Path, *, probe: bool = False
+        self,
+        process_env: Mapping[str, str],
+        log_dir: Path,
+        *,
+        probe: bool = False,
+        placed: Mapping[str, str] | None = None,
     ) -> RankGroup:
         settings = self.settings
         refuse_overrides(settings.site, process_env)
@@ -59,7 +73,7 @@ class WarmLauncher:
         host = self._host(early)
         folder = GroupFolder(log_dir)
         late = {name: value for name, value in process_env.items() if name not in early}
-        order = {
+        order: dict[str, Any] = {
             "type": "open",
             "nproc_per_node": settings.nproc_per_node,
             "log_dir": str(folder.path),
@@ -67,14 +81,22 @@ class WarmLauncher:
                 late, folder.path, folder.connection.address, folder.token, probe
             ),
         }
-        return RankGroup(
-            WarmProcesses(host, order, own),
-            folder,
-            gpus=settings.gpus,
-            watch_memory=settings.watch_memory,
-            stop=self.stop,
-            warn=self.warnings.append,
-        )
+        given: dict[str, Any] = {
+            "gpus": settings.gpus,
+            "watch_memory": settings.watch_memory,
+            "stop": self.stop,
+            "warn": self.warnings.append,
+        }
+        if self.script is None:
+            return RankGroup(WarmProcesses(host, order, own), folder, **given)
+        workdir, cwd = self.script.place(folder.path)
+        order["environment"] |= self.script.variables(settings.base, folder.path)
+        order["script"] = {
+            "arguments": list(self.script.command.filled(placed or {})),
+            "python_path": settings.base.get("PYTHONPATH"),
+            "cwd": None if cwd is None else str(cwd),
+        }
+        return ScriptGroup(folder, workdir, processes=WarmProcesses(host, order, own), **given)
 
     def _host(self, early: Mapping[str, str]) -> WarmHost:
         """An idle host that was started with these variables: one that is there, or a new one, for

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import os
 import re
+import socket
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from nccltune.machine.devices import interfaces, rdma_devices
 
 _CLASSES = Path("/sys/class")
+_LOOPBACK = "lo"
+# Bridges and their ends within this host, of containers and virtual machines.
+_WITHIN_HOST = (
+    *("docker", "br-", "veth", "virbr", "vnet", "tap", "lxc", "lxd", "podman"),
+    *("cni", "flannel", "cali", "cilium", "kube", "dummy", "ifb"),
+)
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")  # others mean something in NCCL's lists
 # Gb/s of one lane by what the kernel writes of its transfer rate, less what coding takes
 # (8 of 10 bits up to 5 GT/s, 128 of 130 up to 32, one flit in 64 of no use from there on).
 _LANE = {2.5: 2.0, 5.0: 4.0, 8.0: 7.877, 16.0: 15.754, 32.0: 31.508, 64.0: 63.0}
@@ -62,7 +73,44 @@ def read_interfaces(classes: Path = _CLASSES) -> tuple[Interface, ...] | None:
     names = interfaces(classes)
     if names is None:
         return None
-    return tuple(_interface(classes / "net" / name) for name in names if name != "lo")
+    return tuple(_interface(classes / "net" / name) for name in names if name != _LOOPBACK)
+
+
+def socket_interfaces(
+    *,
+    loopback: bool = False,
+    classes: Path = _CLASSES,
+    addressed: Collection[str] | None = None,
+) -> tuple[str, ...]:
+    """The interfaces that could carry NCCL's sockets to other hosts: up, and with an address that
+    others can reach. `loopback`: for hosts that are emulated on it. `addressed`: those with an
+    address, of which the kernel is asked otherwise.
+    """
+    with_address = _addressed() if addressed is None else addressed
+    found = [
+        interface.name
+        for interface in read_interfaces(classes) or ()
+        if interface.up is not False and not interface.name.startswith(_WITHIN_HOST)
+    ]
+    names = [_LOOPBACK, *found] if loopback else found
+    return tuple(n for n in names if n in with_address and _PLAIN_NAME.fullmatch(n))
+
+
+def _addressed() -> frozenset[str]:
+    """Interfaces with an address by which another host could reach them: an IPv6 address of the
+    link alone is there on every interface.
+    """
+    try:
+        known = psutil.net_if_addrs()
+    except OSError:
+        return frozenset()
+    return frozenset(
+        name
+        for name, addresses in known.items()
+        for given in addresses
+        if given.family == socket.AF_INET
+        or (given.family == socket.AF_INET6 and not given.address.lower().startswith("fe80:"))
+    )
 
 
 def read_rdma(classes: Path = _CLASSES) -> tuple[RdmaPort, ...] | None:

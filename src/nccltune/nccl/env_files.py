@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from nccltune.errors import UsageError
-from nccltune.nccl.catalog import lookup
-from nccltune.nccl.findings import Finding, Place, Setting, finding, shown
+from nccltune.nccl.findings import Finding, Setting, shown
+from nccltune.nccl.line_settings import MARK, Format, LineReader, text_of
 from nccltune.nccl.readers import concerns
 from nccltune.nccl.shell_settings import shell_settings
-from nccltune.nccl.site import conf_files, conf_lines, conf_setting
+from nccltune.nccl.site import conf_files
 
-Format = Literal["shell", "nccl.conf", "docker"]
-"""shell: scripts and files to be sourced; nccl.conf: NCCL's own; docker: of docker --env-file."""
+__all__ = [
+    "LARGEST",
+    "EnvFile",
+    "Format",
+    "environment_files",
+    "environment_settings",
+    "guess_format",
+    "load",
+    "read_env_file",
+]
 
 LARGEST = 1 << 20
 """Bytes; a larger file sets no environment."""
@@ -25,12 +34,20 @@ _SCRIPTS = (".sh", ".bash", ".zsh", ".ksh", ".csh", ".sbatch", ".slurm", ".job",
 _SHELL_LINE = re.compile(
     rb"[ \t]*(?:export|setenv|unset|set|if|for|source|\.|declare|module|srun|mpirun|torchrun)[ \t]"
 )
+_FOR_ONE_COMMAND = re.compile(
+    rb"\s*(?:\w+=\S*[ \t]+)*(?:TORCH_)?NCCL_(?!THREAD_THRESHOLDS=)\w+=[^\s'\"]+[ \t]+[^\s#].*", re.S
+)
+_DIRECTIVE = re.compile(rb"(?:\A|\n)#(?:SBATCH|PBS|BSUB)[ \t]")
 _PLAIN_LINE = re.compile(rb"\s*[A-Za-z_]\w*[ \t]*(?:=.*)?\r?", re.S)
-_NAME = re.compile(r"[A-Za-z_]\w*", re.A)
-_EXPORT = re.compile(r"\s*export\s+")
-_COMMENT = re.compile(r"\s#.*", re.S)
-_FIRST_FROM_CONF = ("NCCL_CONF_FILE", "NCCL_ENV_PLUGIN", "LD_LIBRARY_PATH", "LD_PRELOAD")
-_PART = 1023
+_OTHER_KINDS = {
+    ".yaml": "YAML",
+    ".yml": "YAML",
+    ".json": "JSON",
+    ".toml": "TOML",
+    ".py": "Python",
+    ".ipynb": "a notebook",
+    ".dockerfile": "a Dockerfile",
+}
 
 
 @dataclass(frozen=True)
@@ -48,6 +65,8 @@ def load(path: Path) -> bytes:
     """The bytes of a file. Raises UsageError where it is no file of a sensible size."""
     where = shown(str(path), 4096)
     try:
+        if path.is_dir():
+            raise UsageError(f"{where}: is a folder")
         if path.exists() and not path.is_file():
             raise UsageError(f"{where}: is no file; give - to read what is piped in")
         with path.open("rb") as stream:
@@ -68,16 +87,18 @@ def read_env_file(file: str, content: bytes, given: Format | None = None) -> Env
         raise UsageError(f"{where}: larger than {LARGEST} bytes: no file of settings")
     if b"\0" in content:
         raise UsageError(f"{where}: holds NUL bytes: no text file")
-    if Path(file).suffix.lower() in (".yaml", ".yml") and given is None:
+    kind = "a Dockerfile" if Path(file).name == "Dockerfile" else None
+    kind = kind or _OTHER_KINDS.get(Path(file).suffix.lower())
+    if kind is not None and given is None:
         raise UsageError(
-            f"{where}: is YAML; lint reads shell files, nccl.conf and files of docker --env-file; "
-            "--format says which"
+            f"{where}: is {kind}; lint reads shell files, nccl.conf and files of docker "
+            "--env-file; --format says which"
         )
     format, guessed = (given, False) if given is not None else guess_format(file, content)
     if format == "shell":
-        settings, findings = shell_settings(file, _text(content.removeprefix(b"\xef\xbb\xbf")))
-        return EnvFile(file, format, guessed, settings, findings)
-    reader = _LineReader(file, format, guessed)
+        settings, findings = shell_settings(file, text_of(content.removeprefix(MARK)))
+        return EnvFile(file, format, guessed, settings, (*_marked(file, content), *findings))
+    reader = LineReader(file, format, guessed)
     if format == "nccl.conf":
         reader.conf(content)
     else:
@@ -92,145 +113,48 @@ def environment_files(environ: Mapping[str, str]) -> tuple[tuple[EnvFile, ...], 
     read = [EnvFile("environment", "environment", False, environment_settings(environ), ())]
     unread = []
     for path in conf_files(environ):
-        if path.exists():
-            try:
+        where = shown(str(path), 4096)
+        try:
+            if path.is_file():
                 read.append(read_env_file(str(path), load(path), "nccl.conf"))
-            except UsageError as error:
-                unread.append(str(error))
+            elif os.path.lexists(path):
+                unread.append(f"{where}: is no file, and is not looked at")
+            elif str(path) == environ.get("NCCL_CONF_FILE"):
+                unread.append(
+                    f"{where}, which NCCL_CONF_FILE names, is not there; NCCL does not read "
+                    "~/.nccl.conf in its place"
+                )
+        except UsageError as error:
+            unread.append(f"{error}; NCCL may read it all the same")
+        except OSError as error:
+            unread.append(f"{where}: cannot be read: {error.strerror}")
     return tuple(read), tuple(unread)
+
+
+def _marked(file: str, content: bytes) -> Iterator[Finding]:
+    """A byte-order mark before what a shell is to run."""
+    first = content.removeprefix(MARK).split(b"\n", 1)[0].strip()
+    if content.startswith(MARK) and first and not first.startswith(b"#"):
+        text = (
+            "a byte-order mark stands at the beginning of the file: a shell takes it for a part of "
+            "the first word, which is not found; save the file without it"
+        )
+        yield Finding(file, 1, "byte-order-mark", "", text)
 
 
 def guess_format(file: str, content: bytes) -> tuple[Format, bool]:
     """The format, and whether only the form of the lines speaks for it."""
-    name = Path(file).name.lower()
+    name, content = Path(file).name.lower(), content.removeprefix(MARK)
     if name.endswith(".conf"):
         return "nccl.conf", False
-    if name.endswith(_SCRIPTS) or content.startswith(b"#!") or b"\n#SBATCH" in content:
+    if name.endswith(_SCRIPTS) or content.startswith(b"#!") or _DIRECTIVE.search(content):
         return "shell", False
     lines = [line for line in content.split(b"\n") if line.strip()]
     lines = [line for line in lines if not line.lstrip().startswith(b"#")]
-    if any(_SHELL_LINE.match(line) for line in lines):
+    if any(_SHELL_LINE.match(line) or _FOR_ONE_COMMAND.match(line) for line in lines):
         return "shell", False
     plain = bool(lines) and all(_PLAIN_LINE.fullmatch(line) for line in lines)
     return ("docker", "docker" not in name) if plain else ("shell", False)
-
-
-def _text(content: bytes) -> str:
-    return content.decode("utf-8", "surrogateescape")
-
-
-class _LineReader:
-    """Files in which a line is NAME=value and no shell has a say."""
-
-    def __init__(self, file: str, format: Format, guessed: bool) -> None:
-        self.file = file
-        self.place: Place = "conf" if format == "nccl.conf" else "docker"
-        self.reader = "NCCL" if format == "nccl.conf" else "docker --env-file"
-        self.guessed = guessed
-        self.settings: list[Setting] = []
-        self.findings: list[Finding] = []
-
-    def conf(self, content: bytes) -> None:
-        for number, line in conf_lines(content):
-            found = conf_setting(line)
-            if found is not None:
-                raw = _text(line).partition("=")[2]
-                self._setting(number, found[0], found[1], len(raw) > _PART)
-            elif line.strip() and not line.startswith(b"#"):
-                self._no_setting(number, _text(line))
-        self._set_by_nccl()
-
-    def docker(self, content: bytes) -> None:
-        lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-        for number, raw in enumerate(lines, start=1):
-            line = _text(raw.removesuffix(b"\r")).lstrip()
-            name, equals, value = line.partition("=")
-            if line == "" or line.startswith("#") or (_NAME.fullmatch(line) and not equals):
-                continue  # a name alone hands the variable through
-            if name.strip() and equals:
-                self._setting(number, name, value)
-            else:
-                self._no_setting(number, line)
-
-    def _no_setting(self, number: int, line: str) -> None:
-        if "NCCL" in line.upper() and not line.lstrip().startswith("#"):
-            text = f"{self.reader} finds no NAME=value here: {shown(line.strip())}"
-            self.findings.append(Finding(self.file, number, "not-a-setting", "", text))
-
-    def _setting(self, number: int, written: str, value: str, cut: bool = False) -> None:
-        name = _EXPORT.sub("", written, count=1).strip()
-        early = self.place == "conf" and name in _FIRST_FROM_CONF
-        if not concerns(name) and not early:
-            return
-        setting = Setting(self.file, number, name, value, self.place)
-        faults = list(self._name_faults(written, name))
-        self.findings += [finding(setting, rule, text) for rule, text in faults]
-        if cut:
-            text = f"NCCL keeps the first {_PART} characters of the value"
-            self.findings.append(finding(setting, "cut-short", text))
-        if concerns(name):
-            clean = self._clean(setting, blanks=not faults)
-            # What does not get there must not win over other lines.
-            self.settings.append(replace(clean, group=None) if faults else clean)
-
-    def _name_faults(self, written: str, name: str) -> Iterator[tuple[str, str]]:
-        effect = (
-            "NCCL takes all before = for the name, so nobody reads it"
-            if self.place == "conf"
-            else "docker refuses the whole file"
-        )
-        if _EXPORT.match(written):
-            yield "export-in-file", f"{effect}; write {name}=value without export"
-        elif written != name:
-            yield "spaces-around-equals", f"{effect}; write {name}=value without blanks"
-        early = name.startswith(("TORCH_", "CUDA_")) or name in _FIRST_FROM_CONF
-        if self.place == "conf" and early:
-            yield "read-too-late", "it is read before NCCL reads this file; export it instead"
-
-    def _clean(self, setting: Setting, *, blanks: bool) -> Setting:
-        """What is meant, after saying what becomes of it; of `blanks` only where that is new."""
-        assert setting.value is not None
-        value = setting.value
-        comment = _COMMENT.search(value)
-        if comment:
-            self._literal(setting, "comment-in-value", f"the comment {shown(comment[0].strip())}")
-            value = value[: comment.start()]
-        if blanks and value != value.strip() and not comment:
-            variable = lookup(setting.name)
-            if variable is not None and not variable.is_integer:
-                text = "blanks around the value belong to it; take them out"
-                self.findings.append(finding(setting, "spaces-around-equals", text))
-        value = value.strip()
-        if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
-            self._literal(setting, "quotes-kept", f"the quotes in {shown(value)}")
-            value = value[1:-1]
-        if re.search(r"\$[A-Za-z_{(]|`", value):
-            self._literal(setting, "not-expanded", f"the text {shown(value)}")
-            return replace(setting, value=None)
-        return replace(setting, value=value)
-
-    def _literal(self, setting: Setting, rule: str, what: str) -> None:
-        if self.guessed:
-            rule = "depends-on-reader"
-            text = (
-                f"docker --env-file puts {what} into the value, a shell does not; write it so that "
-                "both read the same, or say which with --format"
-            )
-        else:
-            text = f"{self.reader} puts {what} into the value; take that out"
-        source = "docker/cli#3630" if self.place == "docker" and "quotes" in what else None
-        self.findings.append(finding(setting, rule, text, source))
-
-    def _set_by_nccl(self) -> None:
-        if not self.settings:
-            return
-        text = (
-            "NCCL puts what this file sets into the environment at its first call: other threads "
-            "may be reading there (a crash was reported), and before that call nobody sees it; "
-            "exporting is safer"
-        )
-        source = "pytorch/pytorch#133744, #117328"
-        self.findings.append(finding(self.settings[0], "set-by-nccl", text, source))
 
 
 def environment_settings(environ: Mapping[str, str]) -> tuple[Setting, ...]:

@@ -12,15 +12,18 @@ Severity = Literal["error", "warning", "note"]
 
 Place = Literal["shell", "conf", "docker", "environment"]
 
+Arm = tuple[int, int]
+"""A branch of a script, and which of its arms: of one branch only one arm is gone through."""
+
 
 @dataclass(frozen=True)
 class Setting:
     """A variable that a file or the environment sets.
 
     `value` is None where only a shell can work it out. `group` says how long it holds: 0 until the
-    end, another number for one command alone, None where it is unset again. It is not `certain`
-    where a branch, a loop or a function sets it, and not `exported` where it may stay in the shell.
-    With `unset` the name is taken away instead.
+    end, another number for one command alone, None where it is unset again. `within` are the
+    branches, loops and functions around it, and it is not `exported` where it may stay in the
+    shell. With `unset` the name is taken away instead.
     """
 
     file: str
@@ -29,9 +32,14 @@ class Setting:
     value: str | None
     place: Place = "shell"
     group: int | None = 0
-    certain: bool = True
+    within: frozenset[Arm] = frozenset()
     exported: bool = True
     unset: bool = False
+
+    @property
+    def certain(self) -> bool:
+        """Whether its line is reached whatever happens."""
+        return not self.within
 
 
 @dataclass(frozen=True)
@@ -76,9 +84,11 @@ def shown(text: str, limit: int = 80) -> str:
 RULES: Mapping[str, tuple[Severity, str]] = MappingProxyType(
     {
         # How the file is read.
-        "unterminated-quote": ("error", "a quote is opened and never closed"),
+        "unterminated-quote": ("error", "a quote or here-document begins and never ends"),
         "spaces-around-equals": ("error", "blanks beside `=` belong to the name or the value"),
         "carriage-return": ("error", "a line of a Windows file: the value ends with `\\r`"),
+        "byte-order-mark": ("error", "a mark before the first word, which becomes a part of it"),
+        "file-refused": ("error", "a line for which `docker --env-file` takes nothing of the file"),
         "export-in-file": ("error", "`export` in a file that no shell reads"),
         "quotes-kept": ("error", "quotes that become part of the value"),
         "comment-in-value": ("error", "a comment that becomes part of the value"),

@@ -10,14 +10,17 @@ from nccltune.nccl import grammar
 from nccltune.nccl.catalog import lookup
 from nccltune.nccl.findings import shown
 from nccltune.nccl.readers import concerns
-from nccltune.nccl.shell_words import Word
+from nccltune.nccl.shell_parts import Word
+from nccltune.nccl.shell_words import read_script
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.S | re.A)
 """NAME=value, NAME+=value."""
 
 _SLURM = frozenset({"srun", "sbatch", "salloc"})
 _MPI = frozenset({"mpirun", "mpiexec", "orterun", "prterun", "mpiexec.hydra"})
-_CONTAINERS = frozenset({"docker", "podman", "nerdctl"})
+_CONTAINERS = frozenset({"docker", "nvidia-docker", "podman", "nerdctl"})
+_SUBMITTERS = frozenset({"sbatch", "qsub", "bsub"})
+_WITH_A_WORD = frozenset({"-u", "--unset", "-C", "--chdir", "-g", "-h", "-p", "-D", "-r", "-t"})
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
 
 
@@ -44,17 +47,43 @@ def joined(name: Word, value: Word) -> Word:
 
 def given(words: Sequence[Word], exported: str | None, *, array: bool) -> Iterator[Word | Fault]:
     """The assignments among the options of a command, `exported` being a variable that the script
-    has exported before. An `array` may be meant for any command, so -x is taken as mpirun's.
+    has exported before. An `array` may be meant for any command.
     """
     names = [base(word) for word in words]
-    if not _SLURM.isdisjoint(names):
+    if array:
+        yield from _array(words)
+    elif not _SLURM.isdisjoint(names):
         yield from slurm_export(words, exported)
-    elif array or not _MPI.isdisjoint(names):
+    elif not _MPI.isdisjoint(names):
         yield from _mpi(words)
     elif not _CONTAINERS.isdisjoint(names):
         yield from _container(words)
-    if "env" in names:
-        yield from _env(words[names.index("env") + 1 :])
+    for wrapper in ("env", "sudo"):
+        if wrapper in names and not array:
+            yield from _env(words[names.index(wrapper) + 1 :])
+
+
+def taken_away(words: Sequence[Word]) -> Iterator[Word]:
+    """The names that env keeps from its command."""
+    names = [base(word) for word in words]
+    if "env" not in names:
+        return
+    options = words[names.index("env") + 1 :]
+    for index, word in enumerate(options):
+        if word.text.startswith("--unset="):
+            yield replace(word, text=word.text.removeprefix("--unset="))
+        elif word.text in ("-u", "--unset"):
+            yield from options[index + 1 : index + 2]
+
+
+def reads_a_script(words: Sequence[Word]) -> bool:
+    """Whether the command takes its input for a script: `bash -s`, `ssh HOST bash`, `sbatch`."""
+    names = [base(word) for word in words]
+    if not _SUBMITTERS.isdisjoint(names):
+        return True
+    start = next((i for i, name in enumerate(names) if name in _SHELLS), len(names))
+    options = names[start + 1 :]
+    return start < len(names) and ("-s" in options or all(o.startswith("-") for o in options))
 
 
 def inner_script(words: Sequence[Word]) -> Word | None:
@@ -71,11 +100,28 @@ def inner_script(words: Sequence[Word]) -> Word | None:
 def _env(arguments: Sequence[Word]) -> Iterator[Word]:
     before = ""
     for word in arguments:
+        if before in ("-S", "--split-string"):
+            for command in read_script(word.script, word.line).commands[:1]:
+                yield from _env(command.words)
+            return
         if ASSIGNMENT.fullmatch(word.text):
             yield word
-        elif not word.text.startswith("-") and before not in ("-u", "--unset", "-C", "--chdir"):
+        elif not word.text.startswith("-") and before not in _WITH_A_WORD:
             return
         before = word.text
+
+
+def _array(words: Sequence[Word]) -> Iterator[Word | Fault]:
+    """Options for whatever command, or assignments for env."""
+    yield from slurm_export(words, None)
+    for index, word in enumerate(words):
+        if ASSIGNMENT.fullmatch(word.text):
+            yield word
+        elif word.text in ("-genv", "-env") and index + 2 < len(words):
+            if "=" not in words[index + 1].text:
+                yield joined(words[index + 1], words[index + 2])
+        else:
+            yield from _attached(word)
 
 
 def _mpi(words: Sequence[Word]) -> Iterator[Word]:
@@ -90,10 +136,18 @@ def _mpi(words: Sequence[Word]) -> Iterator[Word]:
 
 def _container(words: Sequence[Word]) -> Iterator[Word]:
     for index, word in enumerate(words):
-        if word.text.startswith("--env="):
-            yield replace(word, text=word.text.removeprefix("--env="))
-        elif word.text in ("-e", "--env") and index + 1 < len(words):
+        if word.text in ("-e", "--env") and index + 1 < len(words):
             yield words[index + 1]
+        else:
+            yield from _attached(word)
+
+
+def _attached(word: Word) -> Iterator[Word]:
+    """An assignment in one word with its option: --env=NAME=value, -eNAME=value."""
+    for option in ("--env=", "-e"):
+        if word.text.startswith(option) and ASSIGNMENT.fullmatch(word.text[len(option) :]):
+            yield replace(word, text=word.text[len(option) :])
+            return
 
 
 def slurm_export(words: Sequence[Word], exported: str | None) -> Iterator[Word | Fault]:

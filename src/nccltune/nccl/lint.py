@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from nccltune.nccl import catalog
 from nccltune.nccl.catalog import Variable
 from nccltune.nccl.circumstances import Circumstances, MachineFacts
 from nccltune.nccl.env_files import EnvFile
 from nccltune.nccl.findings import RULES, Finding, Setting, finding, shown
+from nccltune.nccl.integers import is_plain_integer
 from nccltune.nccl.lint_dangers import dangers
 from nccltune.nccl.lint_lists import list_findings
 from nccltune.nccl.lint_machine import machine_findings, other_interfaces
@@ -17,7 +19,12 @@ from nccltune.nccl.lint_together import findings_together
 from nccltune.nccl.lint_torch import torch_findings
 from nccltune.nccl.lint_values import value_findings
 from nccltune.nccl.readers import is_known
-from nccltune.nccl.site import MULTICAST_OFF, multicast_is_off, protects_multicast
+from nccltune.nccl.site import (
+    MULTICAST_OFF,
+    asks_for_multicast,
+    multicast_is_off,
+    protects_multicast,
+)
 
 __all__ = ["Circumstances", "MachineFacts", "in_order", "lint", "lint_files"]
 
@@ -33,6 +40,7 @@ def lint(settings: Sequence[Setting], around: Circumstances) -> tuple[Finding, .
     """
     found: dict[Finding, None] = {}
     unknown: set[str] = set()
+    settings = [_trimmed(setting) for setting in settings]
     for setting in settings:
         if catalog.lookup(setting.name) is None:
             unknown.add(setting.name)
@@ -67,10 +75,20 @@ def _place(item: Finding, files: Sequence[str]) -> tuple[int, int, int]:
     return files.index(item.file), item.line or 0, severity
 
 
+def _trimmed(setting: Setting) -> Setting:
+    """Without blanks around a number, which NCCL passes over."""
+    variable, value = catalog.lookup(setting.name), setting.value
+    if value is None or variable is None or not variable.is_integer:
+        return setting
+    inner = value.strip(" \t")
+    return replace(setting, value=inner) if is_plain_integer(inner) else setting
+
+
 def _alone(setting: Setting, around: Circumstances, *, suggest: bool) -> Iterator[Finding]:
     """What can be said of a setting by itself."""
     variable = catalog.lookup(setting.name)
-    if setting.value is None and (setting.exported or is_known(setting.name)):
+    by_shell = setting.value is None and setting.place not in ("conf", "docker")
+    if by_shell and (setting.exported or is_known(setting.name)):
         yield finding(setting, "computed", "the shell works out the value: not checked")
     found = list(name_findings(setting, variable, around, suggest=suggest))
     if variable is not None and not any(f.severity == "error" for f in found):
@@ -123,6 +141,10 @@ def _site(setting: Setting, around: Circumstances) -> Iterator[Finding]:
             text = f"NVLink multicast is off here ({what}); this works against it, take it out"
             yield finding(setting, "site-multicast", text)
         return
+    if name == "NCCL_ALGO" and value and multicast_is_off(around.site):
+        if asks_for_multicast(name, value):
+            text = "NVLink multicast is off here, and NVLS is nothing without it; name another"
+            yield finding(setting, "site-multicast", text)
     here = around.site.get(name)
     if here is None or here.source == setting.file or setting.unset or here.value == value:
         return

@@ -8,7 +8,7 @@ from packaging.version import Version
 
 from nccltune.nccl.circumstances import Circumstances
 from nccltune.nccl.findings import Finding, Setting, finding
-from nccltune.nccl.integers import plain_integer
+from nccltune.nccl.integers import plain_integer, strtoll
 
 # By name and number: rule, text, source.
 _NUMBERS: dict[tuple[str, int], tuple[str, str, str | None]] = {
@@ -98,7 +98,7 @@ _NEVER = {
     "NCCL_LL128_BUFFSIZE": "NVIDIA/nccl#1739",
 }
 _DUMPS = frozenset({"NCCL_TOPO_DUMP_FILE", "NCCL_GRAPH_DUMP_FILE"})
-_RAISED = frozenset({"PHB", "SYS", "3", "4", "5"})
+_RAISED = frozenset({"PHB", "SYS"})
 
 
 def dangers(setting: Setting, around: Circumstances) -> Iterator[Finding]:
@@ -115,7 +115,7 @@ def dangers(setting: Setting, around: Circumstances) -> Iterator[Finding]:
     if name in _NEVER and value != "0":
         text = "hangs and wrong sums are reported for values that NCCL takes; never set it"
         yield finding(setting, "dangerous", text, _NEVER[name])
-    elif name in ("NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL") and value in _RAISED:
+    elif name in ("NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL") and _is_raised(value):
         yield _raised(setting)
     elif name == "NCCL_HOSTID":
         text = (
@@ -125,6 +125,10 @@ def dangers(setting: Setting, around: Circumstances) -> Iterator[Finding]:
         yield finding(setting, "shared-host-id", text, "NVIDIA/nccl#879")
     else:
         yield from _logs(setting, value)
+
+
+def _is_raised(level: str) -> bool:
+    return level in _RAISED or (level[:1].isdigit() and strtoll(level) >= 3)
 
 
 def _raised(setting: Setting) -> Finding:

@@ -119,20 +119,20 @@ def _algorithms(
 
 def _adapters(setting: Setting, value: str, devices: Sequence[str]) -> Iterator[Finding]:
     """NCCL_IB_HCA: prefixes with ports, = for whole names, ^ for all others."""
-    if value.startswith("^") or not devices:
+    if not devices:
         return
-    exact = value.startswith("=")
-    wanted = [entry.partition(":")[0] for entry in value.removeprefix("=").split(",") if entry]
-    taken = [d for d in devices if any(_matches(d, name, exact) for name in wanted)]
+    others, entries = value.startswith("^"), value.removeprefix("^")
+    exact = entries.startswith("=")
+    wanted = [entry.partition(":")[0] for entry in entries.removeprefix("=").split(",") if entry]
+    named = [d for d in devices if any(_matches(d, name, exact) for name in wanted)]
+    taken = [d for d in devices if d not in named] if others else named
     if not taken:
-        text = (
-            f"no device here is called so ({_few(devices)}): NCCL finds none and uses sockets "
-            "without a warning"
-        )
+        what = "no device here is left" if others else "no device here is called so"
+        text = f"{what} ({_few(devices)}): NCCL finds none and uses sockets without a warning"
         yield finding(setting, "device-missing", text, "hiyouga/LlamaFactory#6111")
         return
     more = [d for d in taken if d not in wanted and any(_goes_on(d, name) for name in wanted)]
-    if not exact and more:
+    if not exact and not others and more:
         text = f"takes in {_few(more)} too, for it is a prefix; write ={shown(value)}"
         yield finding(setting, "matches-more", text)
     elif len(taken) < len(devices):
@@ -152,7 +152,7 @@ def _goes_on(device: str, name: str) -> bool:
 
 
 def _interfaces(setting: Setting, value: str, interfaces: Sequence[str]) -> Iterator[Finding]:
-    if value.startswith("^"):
+    if value.startswith("^") or len(value) == 1:  # which NCCL ignores
         return
     exact = value.startswith("=")
     wanted = [name for name in value.removeprefix("=").split(",") if name]

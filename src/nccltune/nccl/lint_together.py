@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 from packaging.version import Version
 
@@ -13,13 +11,11 @@ from nccltune.nccl.circumstances import Circumstances
 from nccltune.nccl.findings import Finding, Setting, finding, shown
 from nccltune.nccl.integers import plain_integer
 from nccltune.nccl.lint_lists import V2_24, V2_31, entries
+from nccltune.nccl.lint_views import Chosen, views
 from nccltune.nccl.site import protects_multicast
 
-Chosen = Mapping[str, Setting]
-"""The setting that holds in the end, by name."""
-
-_MOST_COMMANDS = 1000  # with settings of their own; a hostile file may hold a hundred thousand
-_SOCKETS = 64
+_BREAK = frozenset({"constraint-broken", "dangerous", "no-algorithm", "fallback-forgets-proto"})
+_SOCKETS, _THREADS = 64, 16
 _BUFFER = 4 << 20
 _EVERY_CALL = frozenset({"ALL", "CALL", "COLL", "PROXY", "TUNING"})
 _GDRCOPY = ("NCCL_GDRCOPY_FIFO_ENABLE", "NCCL_GDRCOPY_FLUSH_ENABLE", "NCCL_GDRCOPY_SYNC_ENABLE")
@@ -28,24 +24,12 @@ _GDRCOPY = ("NCCL_GDRCOPY_FIFO_ENABLE", "NCCL_GDRCOPY_FLUSH_ENABLE", "NCCL_GDRCO
 def findings_together(settings: Sequence[Setting], around: Circumstances) -> Iterator[Finding]:
     """Settings said twice, and those that contradict or need each other."""
     yield from _twice([s for s in settings if s.group == 0])
-    everywhere: dict[str, Setting] = {}
-    commands: dict[int, dict[str, Setting]] = {}
-    for setting in settings:
-        if setting.group is None or catalog.lookup(setting.name) is None:
-            continue
-        if setting.group and setting.group not in commands and len(commands) >= _MOST_COMMANDS:
-            continue
-        chosen = everywhere if setting.group == 0 else commands.setdefault(setting.group, {})
-        before = chosen.get(setting.name)
-        if setting.place == "conf":  # NCCL never overwrites what is set
-            chosen.setdefault(setting.name, setting)
-        elif before is not None and not setting.certain and before.value != setting.value:
-            chosen[setting.name] = replace(setting, value=None)  # this or that
-        else:
-            chosen[setting.name] = setting
-    yield from _interplay(everywhere, around)
-    for alone in commands.values():
-        yield from _interplay(ChainMap(alone, everywhere), around)
+    for view in views(settings):
+        for item in _interplay(view.chosen, around):
+            # What may be needed or be overruled in another branch is judged where it is set.
+            here = view.chosen[item.name].within == view.within
+            if item.name in view.sure and (here or item.rule in _BREAK):
+                yield item
 
 
 def _twice(settings: Sequence[Setting]) -> Iterator[Finding]:
@@ -101,7 +85,7 @@ def _text(chosen: Chosen, name: str) -> str | None:
 
 
 def _sockets(chosen: Chosen, around: Circumstances) -> Iterator[Finding]:
-    threads = _number(chosen, "NCCL_SOCKET_NTHREADS")
+    threads = min(_number(chosen, "NCCL_SOCKET_NTHREADS") or 0, _THREADS)
     each = _number(chosen, "NCCL_NSOCKS_PERTHREAD")
     if each is not None and "NCCL_SOCKET_NTHREADS" not in chosen:
         text = (
@@ -109,7 +93,7 @@ def _sockets(chosen: Chosen, around: Circumstances) -> Iterator[Finding]:
             "such sockets; set NCCL_SOCKET_NTHREADS too"
         )
         yield finding(chosen["NCCL_NSOCKS_PERTHREAD"], "acts-only-with", text)
-    elif threads and each and threads > 0 and each > 0 and threads * each > _SOCKETS:
+    elif each is not None and threads > 0 and each > 0 and threads * each > _SOCKETS:
         left = _SOCKETS // threads
         text = (
             f"{threads} threads x {each} sockets are more than {_SOCKETS}: NCCL lowers the latter "

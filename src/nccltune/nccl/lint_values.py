@@ -19,6 +19,7 @@ _TRUE = frozenset({"true", "yes", "on", "y", "t", "enable", "enabled"})
 _ONE_ALONE = frozenset({"NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"})
 _LISTS = frozenset({"NCCL_ALGO", "NCCL_PROTO", "NCCL_THREAD_THRESHOLDS"})
 _LEVELS = frozenset({"NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL"})
+_HIGHEST = 5
 _MEANT_EMPTY = frozenset({"NCCL_DEBUG_TIMESTAMP_FORMAT", "NCCL_DEBUG_TIMESTAMP_LEVELS"})
 _MAGIC = re.compile(r"0[xX][0-9a-fA-F]+|\d+", re.A)
 _NETDEVS = re.compile(r"AUTO|ALL|MAX:\d+", re.I | re.A)
@@ -143,6 +144,12 @@ def _words(setting: Setting, variable: Variable, value: str, version: Version) -
     for part in parts:
         word = part.removeprefix("^") if setting.name == "NCCL_DEBUG_SUBSYS" else part
         word = word.upper() if variable.any_case else word
+        if setting.name in _LEVELS and value[:1].isdigit() and strtoll(value) > _HIGHEST:
+            text = (
+                f"the highest number is {_HIGHEST}: NCCL takes {shown(value)} for it, which is SYS"
+            )
+            yield finding(setting, "out-of-range", text)
+            return
         if word not in variable.choices:
             yield finding(setting, "unknown-value", _unknown_word(setting.name, variable, part))
             return
@@ -174,7 +181,7 @@ def _too_new(
 
 def _text(setting: Setting, value: str) -> Iterator[Finding]:
     name = setting.name
-    if name in ("NCCL_CONF_FILE", "NCCL_DEBUG_FILE") and value.startswith("~"):
+    if value.startswith("~"):
         text = "NCCL does not replace ~ by the home directory; write the whole path"
         yield finding(setting, "not-expanded", text)
     elif name == "NCCL_NETDEVS_POLICY" and not _NETDEVS.fullmatch(value):

@@ -70,6 +70,7 @@ _OTHERS: Mapping[str, str] = MappingProxyType(
     {
         "NCCL_CFG_PATH": "training frameworks",
         "NCCL_DYNAMIC_CHUNK_SIZE": "a network plugin of Google's",
+        "NCCL_MIN_ZCOPY_SIZE": "a network plugin of Google's",
         "NCCL_IBEXT_DISABLE": "NVIDIA's nccl-rdma-sharp-plugins",
         "NCCL_PLUGIN_P2P": "NVIDIA's nccl-rdma-sharp-plugins",
         "NCCL_TUNER_CONFIG_PATH": "a tuner plugin",

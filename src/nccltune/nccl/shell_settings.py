@@ -18,19 +18,20 @@ from nccltune.nccl.launcher_options import (
     given,
     inner_script,
     joined,
+    reads_a_script,
     slurm_export,
+    taken_away,
 )
 from nccltune.nccl.readers import concerns, is_known
-from nccltune.nccl.shell_words import Command, Script, Word, read_script
+from nccltune.nccl.shell_branches import Branches
+from nccltune.nccl.shell_parts import Command, Document, Script, Word
+from nccltune.nccl.shell_words import read_script
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.A)
 _VALUE_ALONE = re.compile(r"[A-Z0-9_,^]+", re.A)
-_OPENS = frozenset({"if", "for", "while", "until", "case", "select", "{"})
-_CLOSES = frozenset({"fi", "done", "esac", "}"})
-_INSIDE = frozenset({"then", "elif", "else", "do", "!", "time"})
 _WRAPPERS = frozenset({"builtin", "command", "exec", "nohup"})
 _SOURCES = frozenset({"source", "."})
-_EXPORTERS = frozenset({"export", "declare", "typeset"})
+_DECLARERS = frozenset({"export", "declare", "typeset", "readonly", "local"})
 _DEEPEST = 3  # shells that are started within shells
 
 
@@ -48,11 +49,10 @@ class _Reader:
         self.settings: list[Setting] = []
         self.findings: list[Finding] = []
         self._groups = 0
-        self._certain = True
-        self._depth = 0  # of branches, loops and bodies of functions
-        self._parentheses = 0
+        self._branches = Branches()
         self._nested = 0
         self._in_array = False
+        self._array_group = 0
         self._export_all = False
         self._exported: set[str] = set()
         self._held: dict[str, list[int]] = {}  # by name, what holds to the end of the script
@@ -64,8 +64,18 @@ class _Reader:
         for command in script.commands:
             self._command(command)
         if script.open_quote is not None:
-            text = "a quote or substitution begins here and never ends: what follows it is lost"
+            text = (
+                "a quote, substitution or here-document begins here and never ends: what follows "
+                "it is lost"
+            )
             self._tell(Fault(script.open_quote, "unterminated-quote", "", text))
+        if script.cut is not None:
+            text = (
+                "the line ends as in Windows: a carriage return behind the backslash ends the "
+                "command, and what is on the next lines does not belong to it; convert the file "
+                "with dos2unix"
+            )
+            self._tell(Fault(script.cut, "carriage-return", "", text))
 
     def finish(self) -> None:
         """Find out what only shows at the end of the file."""
@@ -78,24 +88,28 @@ class _Reader:
                     self.findings.append(finding(kept, "not-exported", text))
 
     def _command(self, command: Command) -> None:
-        words = command.words
+        self._branches.begin(command.before)
         if self._in_array:
-            self._launch(words, self._new_group())
-        elif words and command.after == "(" and words[-1].text.endswith("="):
-            self._in_array = True  # NAME=( ... )
-        elif words:
-            self._statement(words, after_test=command.before in ("&&", "||"))
-        if command.after == "(":
-            self._parentheses += 1
-        elif command.after == ")":
-            self._in_array = False
-            self._parentheses = max(0, self._parentheses - 1)
+            self._launch(command.words, self._array_group)
+            self._in_array = command.after != ")"
+            return
+        words = self._branches.without_keywords(command.words)
+        if words and command.after == "(" and words[-1].text.endswith("="):
+            self._begin_array(words[-1])
+            return
+        if words:
+            self._statement(words, command.document)
+        self._branches.end(command.after)
 
-    def _statement(self, words: Sequence[Word], *, after_test: bool) -> None:
-        words = self._without_keywords(words)
-        if len(words) > 1 and words[0].text == "function" and words[-1].text == "{":
-            self._depth += 1
-        self._certain = not (after_test or self._depth or self._parentheses or self._nested)
+    def _begin_array(self, word: Word) -> None:
+        """NAME=( ... )"""
+        self._in_array, self._array_group = True, self._new_group()
+        name = word.text.rstrip("+=")
+        if is_known(name):
+            text = "a shell exports no array, so no program sees it: write one value in quotes"
+            self._tell(Fault(word.line, "not-exported", name, text))
+
+    def _statement(self, words: Sequence[Word], document: Document | None) -> None:
         count = 0
         while count < len(words) and ASSIGNMENT.fullmatch(words[count].text):
             count += 1
@@ -113,24 +127,16 @@ class _Reader:
         for word in assignments:
             self._add(word, group)
         self._run(rest, group)
-
-    def _without_keywords(self, words: Sequence[Word]) -> Sequence[Word]:
-        for index, word in enumerate(words):
-            if word.text in _OPENS and not word.quoted:
-                self._depth += 1
-            elif word.text in _CLOSES and not word.quoted:
-                self._depth = max(0, self._depth - 1)
-            elif word.text not in _INSIDE or word.quoted:
-                return words[index:]
-        return ()
+        if document is not None and reads_a_script(rest) and self._nested < _DEEPEST:
+            self._read_within(read_script(document.text, document.line), group)
 
     def _run(self, words: Sequence[Word], group: int) -> None:
         """A command with its arguments."""
         start = next((i for i, word in enumerate(words) if base(word) not in _WRAPPERS), len(words))
         words = words[start:]
         name, arguments = base(words[0]) if words else "", words[1:]
-        if name in _EXPORTERS:
-            self._export(name, arguments)
+        if name in _DECLARERS:
+            self._declare(name, arguments)
         elif name == "set":
             self._set(arguments)
         elif name == "unset":
@@ -145,10 +151,14 @@ class _Reader:
         else:
             self._launch(words, group)
 
-    def _export(self, name: str, arguments: Sequence[Word]) -> None:
+    def _declare(self, name: str, arguments: Sequence[Word]) -> None:
+        """export, declare, readonly and their like, with x or without."""
         options = "".join(word.text for word in arguments if word.text.startswith("-"))
-        if (name != "export" and "x" not in options) or set("fnp") & set(options):
+        if {"f", "p"} & set(options):
             return
+        taken = any(word.text[:1] == "+" and "x" in word.text for word in arguments)
+        taken = taken or (name == "export" and "n" in options)
+        exported = name == "export" or "x" in options
         words = [word for word in arguments if word.text[:1] not in ("-", "+")]
         for index, word in enumerate(words):
             name, equals, _ = word.text.partition("=")
@@ -156,57 +166,73 @@ class _Reader:
             if index + 1 < len(words) and self._is_split(word, words[index + 1]):
                 continue
             if _NAME.fullmatch(name):
-                self._export_name(name)
-                if equals:
-                    self._add(word, 0)
-            elif equals and name[:4].upper() == "NCCL" and not word.computed:
+                self._declared(word, name, bool(equals), exported=exported, taken=taken)
+            elif equals and name[:4].upper() == "NCCL" and not (word.computed or "{" in name):
                 text = f"{shown(name)} is no name for a variable: the shell refuses it"
                 self._tell(Fault(word.line, "misspelt", "", text))
 
+    def _declared(
+        self, word: Word, name: str, assigned: bool, *, exported: bool, taken: bool
+    ) -> None:
+        if taken:
+            self._drop(word.line, name)
+        elif exported:
+            self._export_name(name)
+        if assigned:
+            self._assign(word)
+        elif word.returned:
+            self._tell_return(word.line, name)
+
     def _set(self, arguments: Sequence[Word]) -> None:
-        texts = [word.text for word in arguments]
-        for index, option in enumerate(texts):
-            named = option[1:] == "o" and texts[index + 1 : index + 2] == ["allexport"]
-            if option[:1] in ("-", "+") and (named or "a" in option[1:]):
-                self._export_all = option[0] == "-"
+        texts, index = [word.text for word in arguments], 0
+        while index < len(texts) and texts[index][:1] in ("-", "+") and texts[index] != "--":
+            sign, letters = texts[index][0], texts[index][1:]
+            index += 1
+            if "a" in letters:
+                self._export_all = sign == "-"
+            if "o" in letters:  # takes the next word
+                if texts[index : index + 1] == ["allexport"]:
+                    self._export_all = sign == "-"
+                index += 1
 
     def _unset(self, arguments: Sequence[Word]) -> None:
-        gone = {word.text for word in arguments}
         for word in arguments:
-            if concerns(word.text):
-                self.settings.append(
-                    Setting(
-                        self.file,
-                        word.line,
-                        word.text,
-                        None,
-                        "shell",
-                        group=None,
-                        certain=self._certain,
-                        unset=True,
-                    )
-                )
-        if not self._certain:
+            if word.returned:
+                self._tell_return(word.line, word.text)
+            self._drop(word.line, word.text)
+
+    def _drop(self, line: int, name: str) -> None:
+        """Programs see it no more."""
+        self._tell_dropped(line, name, None)
+        if self._branches.within:
             return
-        self._exported -= gone
-        for name in gone:
-            self._passed.pop(name, None)
-            for index in self._held.pop(name, []):
-                self.settings[index] = replace(self.settings[index], group=None)
+        self._exported.discard(name)
+        self._passed.pop(name, None)
+        for index in self._held.pop(name, []):
+            self.settings[index] = replace(self.settings[index], group=None)
+
+    def _tell_dropped(self, line: int, name: str, group: int | None) -> None:
+        if concerns(name):
+            within = self._branches.within
+            gone = Setting(self.file, line, name, None, "shell", group, within, unset=True)
+            self.settings.append(gone)
 
     def _launch(self, words: Sequence[Word], group: int) -> None:
         exported = next(iter(self._passed), None)
         self._take(given(words, exported, array=self._in_array), group)
+        for word in taken_away(words):
+            self._tell_dropped(word.line, word.text, group)
         script = inner_script(words)
         if script is not None and self._nested < _DEEPEST:
-            self._within(script, group)
+            self._read_within(read_script(script.script, script.line), group)
 
-    def _within(self, script: Word, group: int) -> None:
+    def _read_within(self, script: Script, group: int) -> None:
         """A script given to another shell: what it exports ends with it."""
         inner = _Reader(self.file)
         inner._nested = self._nested + 1
+        inner._branches = self._branches.of_another_script()
         inner._exported = set(self._exported)
-        inner.read(read_script(script.script, script.line))
+        inner.read(script)
         inner.finish()
         self.findings += inner.findings
         for setting in inner.settings:
@@ -236,19 +262,13 @@ class _Reader:
             return
         name, appended, value = match.groups()
         computed = bool(appended) or (word.computed and ("$" in value or "`" in value))
-        if value.endswith("\r"):
-            text = (
-                "the line ends as in Windows, and the carriage return becomes part of the value; "
-                "convert the file with dos2unix"
-            )
-            self._tell(Fault(word.line, "carriage-return", name, text))
+        if word.returned:
+            self._tell_return(word.line, name)
         if computed or (value.startswith("~") and not word.quoted):
             known = None
         else:
-            known = value.removesuffix("\r")
-        setting = Setting(
-            self.file, word.line, name, known, "shell", group=group, certain=self._certain
-        )
+            known = value
+        setting = Setting(self.file, word.line, name, known, "shell", group, self._branches.within)
         if group == 0:
             self._held.setdefault(name, []).append(len(self.settings))
         self.settings.append(setting)
@@ -265,6 +285,13 @@ class _Reader:
         text = f"the value is cut off: a shell wants no blanks around =; write {shown(name)}=value"
         self._tell(Fault(word.line, "spaces-around-equals", name, text))
         return True
+
+    def _tell_return(self, line: int, name: str) -> None:
+        text = (
+            "the line ends as in Windows, and the carriage return becomes part of the value or "
+            "name; convert the file with dos2unix"
+        )
+        self._tell(Fault(line, "carriage-return", name, text))
 
     def _new_group(self) -> int:
         self._groups += 1

@@ -10,52 +10,24 @@ from __future__ import annotations
 import bisect
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from nccltune.nccl.shell_parts import Command, Document, Parts, Script, Word
 
 _PLAIN = re.compile(r"[^ \t\n\\'\"$`;&|<>()]+")
 _NAMED = re.compile(r"\$(?:[A-Za-z_]\w*|[0-9@*#?$!-])", re.A)
 _OPERATOR = re.compile(r";;&?|;&|&&|\|\||<<<|<<-?|&>>?|<&|>&|>>|<>|>\||[;&|<>()\n]")
 _CLOSER = {"(": ")", "{": "}"}
-
-
-@dataclass(frozen=True)
-class Word:
-    """`text` has no quotes left. `script` is the same with continued lines still in it, so that
-    line numbers hold if it is a script itself.
-    """
-
-    line: int
-    text: str
-    computed: bool = False
-    quoted: bool = False
-    script: str = ""
-
-
-@dataclass(frozen=True)
-class Command:
-    """Words between two operators; a lone parenthesis is a command without words."""
-
-    words: tuple[Word, ...]
-    before: str
-    after: str
-
-
-@dataclass(frozen=True)
-class Script:
-    """`directives` are the `#SBATCH` lines above the first command. `open_quote` is the line of a
-    quote or substitution that never ends: what follows it is lost.
-    """
-
-    commands: tuple[Command, ...]
-    directives: tuple[tuple[Word, ...], ...]
-    open_quote: int | None
+# A calculation, in which << is no here-document: (( ... )), on one line, brackets three deep.
+_CALCULATION = re.compile(r"\(\((?:[^()\n]|\((?:[^()\n]|\((?:[^()\n]|\([^()\n]*\))*\))*\))*\)\)")
+_KEPT_BACKSLASH = re.compile(r"\\([$`\\])")
 
 
 def read_script(text: str, first_line: int = 1) -> Script:
     """The script's commands in their order. `first_line` is the number of its first line."""
     scanner = _Scanner(text, first_line)
     commands = tuple(_commands(scanner))
-    return Script(commands, tuple(scanner.directives), scanner.open_quote)
+    return Script(commands, tuple(scanner.directives), scanner.open_quote, scanner.cut)
 
 
 @dataclass(frozen=True)
@@ -67,8 +39,11 @@ class _Operator:
 def _commands(scanner: _Scanner) -> Iterator[Command]:
     words: list[Word] = []
     before, redirected = "", False
+    document: Document | None = None
     for token in scanner.tokens():
-        if isinstance(token, Word):
+        if isinstance(token, Document):
+            document, redirected = token, False
+        elif isinstance(token, Word):
             if not redirected:
                 words.append(token)
             redirected = False
@@ -78,33 +53,40 @@ def _commands(scanner: _Scanner) -> Iterator[Command]:
             redirected = True
         else:
             if words or token.text in "()":
-                yield Command(tuple(words), before, token.text)
-            words, before, redirected = [], token.text, False
+                yield Command(tuple(words), before, token.text, document)
+            words, before, redirected, document = [], token.text, False, None
     if words:
-        yield Command(tuple(words), before, "")
+        yield Command(tuple(words), before, "", document)
 
 
 class _Scanner:
     def __init__(self, text: str, first_line: int) -> None:
-        self.text = text
+        self._returned = {
+            number for number, line in enumerate(text.split("\n")) if line.endswith("\r")
+        }
+        self.text = text = text.replace("\r\n", "\n").removesuffix("\r")
         self.at = 0
         self.first_line = first_line
         self.directives: list[tuple[Word, ...]] = []
         self.open_quote: int | None = None
+        self.cut: int | None = None
         self._newlines = [match.start() for match in re.finditer("\n", text)]
-        self._documents: list[tuple[str, bool]] = []
+        self._documents: list[Document] = []
 
     def line(self, at: int) -> int:
         return self.first_line + bisect.bisect_left(self._newlines, at)
 
-    def tokens(self) -> Iterator[Word | _Operator]:
+    def tokens(self) -> Iterator[Word | Document | _Operator]:
         seen_word, document = False, ""
         while self.at < len(self.text):
             c = self.text[self.at]
             if c in " \t":
                 self.at += 1
             elif self.text.startswith("\\\n", self.at):
-                self.at += 2
+                self._goes_on()
+            elif c == "(" and (match := _CALCULATION.match(self.text, self.at)):
+                yield Word(self.line(self.at), match[0], computed=True, quoted=True)
+                self.at = match.end()
             elif c == "#":
                 self._comment(directive=not seen_word)
             elif match := _OPERATOR.match(self.text, self.at):
@@ -117,9 +99,13 @@ class _Scanner:
             else:
                 word, seen_word = self._word(), True
                 if document:
-                    self._documents.append((word.text, document == "<<-"))
+                    opened = Document(word.text, document == "<<-", word.quoted, word.line)
+                    self._documents.append(opened)
                     document = ""
-                yield word
+                    yield opened
+                else:
+                    yield word
+        self._skip_documents()
 
     def _comment(self, *, directive: bool) -> None:
         end = self.text.find("\n", self.at)
@@ -131,18 +117,26 @@ class _Scanner:
         self.at = end
 
     def _skip_documents(self) -> None:
-        for delimiter, tabs in self._documents:
+        for document in self._documents:
+            document.line = self.line(self.at)
+            lines: list[str] = []
             while self.at < len(self.text):
                 end = self.text.find("\n", self.at)
                 end = len(self.text) if end < 0 else end
                 line = self.text[self.at : end]
                 self.at = end + 1
-                if (line.lstrip("\t") if tabs else line) == delimiter:
+                line = line.lstrip("\t") if document.tabs else line
+                if line == document.delimiter:
                     break
+                lines.append(line)
+            else:
+                self._never_closed_on(document.opened)
+            text = "\n".join(lines)
+            document.text = text if document.literal else _KEPT_BACKSLASH.sub(r"\1", text)
         self._documents.clear()
 
     def _word(self) -> Word:
-        start, parts = self.at, _Parts()
+        start, parts = self.at, Parts()
         while self.at < len(self.text):
             if match := _PLAIN.match(self.text, self.at):
                 parts.add(match[0])
@@ -159,24 +153,38 @@ class _Scanner:
                 self._double_quotes(parts, start)
             else:
                 self._dollar(parts, start)
-        return parts.word(self.line(start))
+        word = parts.word(self.line(start))
+        return replace(word, returned=True) if self._at_return() else word
 
-    def _escape(self, parts: _Parts) -> None:
+    def _at_return(self) -> bool:
+        """Whether a carriage return stood here, before the end of the line."""
+        ends = self.at >= len(self.text) or self.text[self.at] == "\n"
+        return ends and self.line(self.at) - self.first_line in self._returned
+
+    def _goes_on(self) -> None:
+        """A line that its backslash joins to the next; none if a carriage return is between."""
+        self.at += 1
+        if self._at_return() and self.cut is None:
+            self.cut = self.line(self.at)
+        self.at += 1
+
+    def _escape(self, parts: Parts) -> None:
         following = self.text[self.at + 1 : self.at + 2]
-        self.at += 2
         if following == "\n":
             parts.continued()
+            self._goes_on()
         else:
             parts.add(following)
             parts.quoted = True
+            self.at += 2
 
-    def _single_quotes(self, parts: _Parts, start: int) -> None:
+    def _single_quotes(self, parts: Parts, start: int) -> None:
         end = self._closing("'", self.at + 1, start)
         parts.add(self.text[self.at + 1 : end])
         parts.quoted = True
         self.at = end + 1
 
-    def _double_quotes(self, parts: _Parts, start: int) -> None:
+    def _double_quotes(self, parts: Parts, start: int) -> None:
         parts.quoted = True
         self.at += 1
         while self.at < len(self.text):
@@ -187,7 +195,7 @@ class _Scanner:
             following = self.text[self.at + 1 : self.at + 2]
             if c == "\\" and following == "\n":
                 parts.continued()
-                self.at += 2
+                self._goes_on()
             elif c == "\\" and following in ("$", "`", '"', "\\"):
                 parts.add(following)
                 self.at += 2
@@ -200,13 +208,17 @@ class _Scanner:
                 self.at = stop
         self._never_closed(start)
 
-    def _dollar(self, parts: _Parts, start: int, *, quoted: bool = False) -> None:
+    def _dollar(self, parts: Parts, start: int, *, quoted: bool = False) -> None:
         """A `$` or a backtick, and what belongs to it."""
         begin, following = self.at, self.text[self.at + 1 : self.at + 2]
         if self.text[begin] == "`":
             self.at = self._closing("`", begin + 1, start) + 1
         elif following in _CLOSER:
             self.at = self._balanced(begin + 1, start)
+        elif following == '"' and not quoted:  # a text to be translated
+            self.at += 1
+            self._double_quotes(parts, start)
+            return
         elif following == "'" and not quoted:
             end = self._closing("'", begin + 2, start, escapes=True)
             inner = self.text[begin + 2 : end]
@@ -269,26 +281,8 @@ class _Scanner:
         return min(at, len(self.text))
 
     def _never_closed(self, start: int) -> None:
+        self._never_closed_on(self.line(start))
+
+    def _never_closed_on(self, line: int) -> None:
         if self.open_quote is None:
-            self.open_quote = self.line(start)
-
-
-class _Parts:
-    """A word in the making."""
-
-    def __init__(self) -> None:
-        self.text: list[str] = []
-        self.script: list[str] = []
-        self.computed = False
-        self.quoted = False
-
-    def add(self, text: str) -> None:
-        self.text.append(text)
-        self.script.append(text)
-
-    def continued(self) -> None:
-        self.script.append("\\\n")
-
-    def word(self, line: int) -> Word:
-        text, script = "".join(self.text), "".join(self.script)
-        return Word(line, text, self.computed, self.quoted, script)
+            self.open_quote = line

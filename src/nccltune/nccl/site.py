@@ -35,6 +35,7 @@ MULTICAST_OFF: Mapping[str, str] = MappingProxyType(
 SYSTEM_CONF = Path("/etc/nccl.conf")
 """The site's own configuration file of NCCL."""
 
+_MOST_BYTES = 1 << 20  # of a file: nobody writes more settings
 _LINE_BYTES = 4095
 _PART_BYTES = 1023
 _NEGATIVE_WORDS = ("0", "n", "no", "f", "false", "off")
@@ -90,6 +91,25 @@ def multicast_is_off(site: Mapping[str, SiteVariable]) -> bool:
     return any(protects_multicast(variable.name, variable.value) for variable in site.values())
 
 
+def asks_for_multicast(name: str, value: str) -> bool:
+    """Whether this setting wakes NVLink multicast, or sets how it works."""
+    if name in MULTICAST_OFF:
+        return not protects_multicast(name, value)
+    return _names_nvls(value) if name == "NCCL_ALGO" else name.startswith("NCCL_NVLS_")
+
+
+def _names_nvls(algorithms: str) -> bool:
+    """Whether a list in NCCL's grammar asks for NVLS by name; `^` lists only take away."""
+    lists = (entry.rpartition(":")[2] for entry in algorithms.lower().split(";"))
+    asked = (token for entry in lists if not entry.startswith("^") for token in entry.split(","))
+    return any(token.strip() in ("nvls", "nvlstree") for token in asked)
+
+
+def multicast_protection(site: Mapping[str, SiteVariable]) -> dict[str, str]:
+    """The site's variables that keep NVLink multicast off."""
+    return {n: v.value for n, v in site.items() if protects_multicast(n, v.value)}
+
+
 def _is_site_name(name: str) -> bool:
     return name.startswith(SITE_PREFIXES) or name == "LD_LIBRARY_PATH"
 
@@ -118,9 +138,14 @@ def _password_home() -> Path | None:
 
 
 def _read_conf(path: Path) -> list[tuple[str, str]]:
-    """The settings of one file in its order; none if it cannot be read."""
+    """The settings of one file in its order; none if it cannot be read, or is no file: reading
+    from a pipe or a device might never end.
+    """
     try:
-        content = path.read_bytes()
+        if not path.is_file():
+            return []
+        with path.open("rb") as stream:
+            content = stream.read(_MOST_BYTES)
     except (OSError, ValueError):  # ValueError: a NUL in the path
         return []
     settings = [conf_setting(line) for _, line in conf_lines(content)]

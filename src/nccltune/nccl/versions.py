@@ -27,6 +27,8 @@ def parse_version(text_or_code: str | int) -> Version:
         version = Version(text)
     except InvalidVersion:
         raise ValueError(f"not an NCCL version: {text_or_code!r}") from None
+    if version.epoch:
+        raise ValueError(f"not an NCCL version: {text_or_code!r}")
     return Version(".".join(str(part) for part in version.release))
 
 

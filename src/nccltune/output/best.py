@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,12 @@ from nccltune.errors import UsageError
 
 _LARGEST = 1 << 20
 _SECTIONS = ("ddp", "loader", "env", "workload", "machine", "provenance")
+_OURS = {
+    *("PYTHONPATH", "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE"),
+    *("LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"),
+}
+
+VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -84,3 +91,32 @@ def read_best(path: str | os.PathLike[str]) -> Best:
         raise UsageError(f"{file}: batch_size: must be a whole number >= 1, got {batch_size!r}")
     fields = {name: data[name] for name in _SECTIONS}
     return Best(batch_size=batch_size, verdict=data.get("verdict"), **fields)
+
+
+def read_variables(path: str | os.PathLike[str], best: Best) -> dict[str, str]:
+    """The variables of a best.yaml as texts; numbers are taken as they are written.
+
+    Raises: UsageError for what is no variable, or one that starts and holds the ranks.
+    """
+    found = {}
+    given: Mapping[Any, Any] = best.env  # a file holds what it likes
+    for name, value in given.items():
+        where = f"{path}: env.{name}"
+        is_text = isinstance(value, (int, str)) and not isinstance(value, bool)
+        if not is_text or not isinstance(name, str):
+            raise UsageError(f"{where}: must be text, in quotes")
+        found[name] = allowed_variable(where, name, str(value))
+    return found
+
+
+def allowed_variable(where: str, name: str, value: str) -> str:
+    """The value. Raises UsageError for what is no variable, or one that starts and holds the
+    ranks.
+    """
+    if not VARIABLE_NAME.fullmatch(name) or "\0" in value:
+        raise UsageError(f"{where}: not a variable")
+    if "\r" in value:
+        raise UsageError(f"{where}: holds a carriage return; save the file with Unix line ends")
+    if name in _OURS or name.startswith(("NCCLTUNE_", "TORCHELASTIC_", "NCCL_DEBUG")):
+        raise UsageError(f"{where}: is set by every launch; take it out of the file")
+    return value

@@ -18,11 +18,14 @@ _SLOW_WAYS = {
 }
 
 
-def link_findings(checked: Checked) -> Iterator[Finding]:
-    """The choice of GPUs, the ways between them, and links below what they can be."""
+def link_findings(checked: Checked, *, compare: bool = True) -> Iterator[Finding]:
+    """The choice of GPUs, the ways between them, and links below what they can be. `compare`:
+    nothing better than their ways tells which pair is the slowest.
+    """
     gpus = checked.machine.gpus
     yield from _choice(checked)
-    yield from _links(checked)
+    if compare:
+        yield from _links(checked)
     yield from _nvlinks(gpus)
     yield from _pcie(gpus)
     yield from _refused(checked)
@@ -83,20 +86,27 @@ def _links(checked: Checked) -> Iterator[Finding]:
     if pair is None or pair.nvlink and len({p.label for p in _among(machine, used)}) == 1:
         return
     if any(p.nvlink for p in _among(machine, used)):
-        way = pair.label if pair.nvlink else _SLOW_WAYS.get(pair.label, pair.label)
         fact = (
-            f"GPUs {pair.first} and {pair.second} are the slowest pair, linked {way}, and "
+            f"GPUs {pair.first} and {pair.second} are the slowest pair, linked {way_of(pair)}, and "
             "all-reduce goes at the pace of the slowest way that it takes"
         )
-        yield Finding("note", "links", fact, _fewer(checked, pair))
+        yield Finding("note", "links", fact, fewer_than(checked, pair))
     else:
-        way = _SLOW_WAYS.get(pair.label, pair.label)
-        fact = f"No NVLink joins these GPUs: gradients go over PCIe, at worst {way}"
+        fact = f"No NVLink joins these GPUs: gradients go over PCIe, at worst {way_of(pair)}"
+        if len({p.label for p in _among(machine, used)}) > 1:
+            fact += f", as between GPUs {pair.first} and {pair.second}"
         yield Finding("note", "links", fact, "nccltune search --only env --only ddp")
 
 
-def _fewer(checked: Checked, pair: PairView) -> str:
-    """Which GPUs jobs with fewer ranks take, if they gain by it."""
+def way_of(pair: PairView) -> str:
+    """In words, to follow "linked"."""
+    return pair.label if pair.nvlink else _SLOW_WAYS.get(pair.label, pair.label)
+
+
+def fewer_than(checked: Checked, pair: PairView) -> str:
+    """The next step where this is the slowest pair: which GPUs jobs with fewer ranks take, if they
+    gain by it.
+    """
     for count, chosen in sorted(checked.best.items(), reverse=True):
         other = slowest(checked.machine, chosen)
         if 1 < count < len(checked.used) and other is not None and other.rank > pair.rank:

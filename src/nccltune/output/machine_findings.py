@@ -11,6 +11,7 @@ from nccltune.output.link_findings import link_findings, named
 from nccltune.output.machine_facts import few, ranges
 from nccltune.output.machine_view import Checked, MachineView
 from nccltune.output.network_findings import network_findings
+from nccltune.output.pair_findings import pair_findings
 from nccltune.stats.step import Diagnosis
 
 _LEAST_SHM = 1 << 30
@@ -24,9 +25,11 @@ def all_findings(
     host, the job, then settings.
     """
     machine = checked.machine
+    pairs = tuple(pair_findings(checked, diagnosis))
     told = [
         *_disturbed(checked),
-        *link_findings(checked),
+        *pairs,
+        *link_findings(checked, compare=not pairs),
         *_cores(checked),
         *network_findings(machine),
         *_host(machine),

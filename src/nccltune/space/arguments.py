@@ -97,6 +97,12 @@ USERS_OWN = frozenset({"num_workers", "batch_size"})
 """What every job has a value of; null as a default in a file means that value."""
 
 
+NAMES_INTERFACES = frozenset({"NCCL_SOCKET_IFNAME"})
+"""Variables whose choices can be made of the machine's interfaces, each as `=name`: without `=`
+NCCL takes a name for the beginning of others too.
+"""
+
+
 def _launchers_own(name: str) -> bool:
     """Variables that say how ranks are started and what they read: never a setting."""
     return name in LAUNCHERS_OWN or name.startswith(("LD_", "TORCHELASTIC_", "NCCLTUNE_"))

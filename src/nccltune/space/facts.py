@@ -34,6 +34,8 @@ class Facts:
     nvlinks: bool | None = None
     """Whether every GPU in use has NVLinks; None: not known, or no GPUs."""
     nccl: Version | None = None
+    interfaces: tuple[str, ...] = ()
+    """Names of the network interfaces here that could carry sockets between hosts."""
     site: Mapping[str, SiteVariable] = field(default_factory=dict)
     """Variables that the site has set; they stay as they are in every launch."""
     ddp_arguments: frozenset[str] | None = None
@@ -44,6 +46,8 @@ class Facts:
     num_workers: int = 0
     """The user's own."""
     data: Data = "images"
+    no_place: Mapping[str, str] = field(default_factory=dict)
+    """Parameters that cannot reach the job, and why."""
 
 
 @dataclass(frozen=True)

@@ -75,21 +75,9 @@ def multicast_refusal(name: str, value: Value, facts: Facts) -> str | None:
     """Why `value` may not be tried where the site has switched NVLink multicast off, or None."""
     if value is None or not site.multicast_is_off(facts.site):
         return None
-    text = str(value)
-    if name in site.MULTICAST_OFF:
-        wakes = not site.protects_multicast(name, text)
-    elif name == "NCCL_ALGO":
-        wakes = _names_nvls(text)
-    else:
-        wakes = name.startswith("NCCL_NVLS_")
-    return f"{name}={show(value)}: the site has switched NVLink multicast off" if wakes else None
-
-
-def _names_nvls(algorithms: str) -> bool:
-    """Whether a list in NCCL's grammar asks for NVLS by name; `^` lists only take away."""
-    lists = (entry.rpartition(":")[2] for entry in algorithms.lower().split(";"))
-    asked = (token for entry in lists if not entry.startswith("^") for token in entry.split(","))
-    return any(token.strip() in ("nvls", "nvlstree") for token in asked)
+    if not site.asks_for_multicast(name, str(value)):
+        return None
+    return f"{name}={show(value)}: the site has switched NVLink multicast off"
 
 
 def _target(name: str, space: Space, facts: Facts, source: str) -> Target:

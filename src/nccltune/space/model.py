@@ -14,6 +14,7 @@ from pydantic import Field, StrictBool, StrictStr, field_validator
 from nccltune.space.arguments import (
     ALWAYS_UNSAFE,
     DDP_DEFAULTS,
+    NAMES_INTERFACES,
     USERS_OWN,
     Target,
     target_problem,
@@ -113,6 +114,8 @@ class Parameter(Frozen):
     target: Target
     choices: tuple[StrictValue, ...] | None = None
     range: Range | None = None
+    choices_from: Literal["interfaces"] | None = None
+    """What the machine makes the choices of, when the space is resolved for it."""
     default: StrictValue = None
     when: When | None = None
     risk: Risk = "safe"
@@ -130,15 +133,27 @@ class Parameter(Frozen):
             yield Problem("", f"name must look like {like}, got {quoted(self.name)}")
         if text := target_problem(self.name, self.target):
             yield Problem("target", text)
-        if self.choices is None and self.range is None:
+        sources = ("choices", "range", "choices_from")
+        given = [name for name in sources if getattr(self, name) is not None]
+        if not given:
             yield Problem("", "needs choices or range, got neither")
-        elif self.choices is not None and self.range is not None:
-            yield Problem("", "choices and range exclude each other, got both")
+        elif len(given) > 1:
+            both = "both" if len(given) == 2 else "all"
+            yield Problem("", f"{' and '.join(given)} exclude each other, got {both}")
+        elif self.choices_from is not None:
+            yield from self._source_problems()
         else:
             yield from self._value_problems()
         for field, text in (("about", self.about), ("caution", self.caution)):
             if text is not None and not text.isprintable():
                 yield Problem(field, "must be one line")
+
+    def _source_problems(self) -> Iterator[Problem]:
+        if self.name not in NAMES_INTERFACES:
+            text = f"{self.choices_from} are for {', '.join(sorted(NAMES_INTERFACES))} alone"
+            yield Problem("choices_from", text)
+        if self.default is not None:
+            yield Problem("default", f"must be null, got {quoted(self.default)}")
 
     def _value_problems(self) -> Iterator[Problem]:
         if self.choices is not None:
@@ -166,12 +181,16 @@ class Parameter(Frozen):
         """Whether `value` is one of this parameter's."""
         if self.range is not None:
             return self.range.contains(value)
+        if self.choices_from is not None:
+            return value is None or (isinstance(value, str) and value.startswith("="))
         return contains(self.choices or (), value)
 
     def allowed(self) -> str:
         """The values in words: "one of null, 5, 10", "a whole number from 0 to 32"."""
         if self.range is not None:
             return str(self.range)
+        if self.choices_from is not None:
+            return f"null or one of this machine's {self.choices_from}, as =name"
         return f"one of {', '.join(show(value) for value in self.choices or ())}"
 
     def effective_risk(self) -> Risk:

@@ -29,7 +29,9 @@ def drop_reason(parameter: Parameter, facts: Facts, selection: Selection) -> str
 
 def narrow(parameter: Parameter, facts: Facts, selection: Selection) -> Narrowed:
     """The parameter with the values that can be tried here."""
-    if parameter.target == "env":
+    if parameter.choices_from is not None:
+        left, notes = _of_interfaces(parameter, facts)
+    elif parameter.target == "env":
         left, notes = _narrow_variable(parameter, facts, selection)
     elif parameter.name == "num_workers":
         left, notes = _narrow_workers(parameter, facts)
@@ -68,6 +70,8 @@ def _cannot_communicate(parameter: Parameter, facts: Facts) -> str | None:
 
 
 def _not_taken_by_job(parameter: Parameter, facts: Facts) -> str | None:
+    if reason := facts.no_place.get(parameter.name):
+        return reason
     names = facts.ddp_arguments
     if parameter.target == "ddp" and names is not None and parameter.name not in names:
         return "DDP of the job's torch does not take it"
@@ -81,6 +85,18 @@ def _too_risky(parameter: Parameter, selection: Selection) -> str | None:
     if parameter.effective_risk() == "unsafe" and not selection.allow_unsafe:
         return "risk unsafe: needs --allow-unsafe"
     return None
+
+
+def _of_interfaces(parameter: Parameter, facts: Facts) -> Narrowed:
+    """With the machine's interfaces as choices, where there are several."""
+    here = facts.interfaces
+    if len(here) < 2:
+        only = f"{here[0]} is the only one" if here else "there is none"
+        reason = f"needs two interfaces or more that could carry sockets, {only} here"
+        return None, _notes(parameter, "dropped", [reason])
+    made = {"choices": (None, *(f"={name}" for name in here)), "choices_from": None}
+    reason = f"each interface up here as a choice: {', '.join(here)}"
+    return parameter.model_copy(update=made), _notes(parameter, "added", [reason])
 
 
 def _narrow_variable(parameter: Parameter, facts: Facts, selection: Selection) -> Narrowed:

@@ -33,6 +33,15 @@ class Shares:
 
 
 @dataclass(frozen=True)
+class PairSpeed:
+    """What two ranks send each other, each way while the other way is as busy."""
+
+    first: int
+    second: int
+    bytes_per_second: float
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """`step_seconds` of the whole job, `ranks` the shares of each rank's step. By rank:
     `compute_seconds` a step takes on its own with data at hand, `data_wait_seconds` that the host
@@ -47,6 +56,7 @@ class Diagnosis:
 
     `scaling_efficiency`: a step of one rank alone over that of all; None for one rank, or where it
     was not measured. `noise`: half the range of the step's time over the rounds, a fraction.
+    `pairs`: every two ranks, where there are three or more; empty where it was not measured.
     """
 
     world_size: int
@@ -64,6 +74,7 @@ class Diagnosis:
     gpu_busy: tuple[float, ...]
     utilization: tuple[float, ...]
     noise: float
+    pairs: tuple[PairSpeed, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -72,7 +83,9 @@ class Diagnosis:
     def from_dict(cls, data: Mapping[str, Any]) -> Diagnosis:
         lists = ("compute_seconds", "data_wait_seconds", "gpu_busy", "utilization")
         ranks = tuple(Shares(**shares) for shares in data["ranks"])
-        return cls(**{**data, **{name: tuple(data[name]) for name in lists}, "ranks": ranks})
+        pairs = tuple(PairSpeed(**pair) for pair in data.get("pairs", ()))
+        tuples = {name: tuple(data[name]) for name in lists}
+        return cls(**{**data, **tuples, "ranks": ranks, "pairs": pairs})
 
     @property
     def communication_limit(self) -> float:
@@ -114,6 +127,7 @@ def diagnosis_of(result: Mapping[str, Any], utilization: Sequence[float] = ()) -
         gpu_busy=tuple(b / w for b, w in zip(busy, _by_rank(whole), strict=False)),
         utilization=tuple(utilization),
         noise=(max(slowest) - min(slowest)) / 2 / step,
+        pairs=tuple(PairSpeed(int(i), int(j), speed) for i, j, speed in result.get("pairs", ())),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nccltune.launch.protocol import Limits
@@ -33,6 +34,17 @@ def limits_from(
         first_step=max(30.0, _PATIENCE * spent["first_step"] * batch_factor),
         check=max(30.0, _PATIENCE * spent["check"]),
         window=max(20.0, 2 * _PATIENCE * window),
+    )
+
+
+def patient(limits: Limits) -> Limits:
+    """For a script of the user's own, which may read its data anew, or validate in a window."""
+    return replace(
+        limits,
+        start=max(limits.start, 300.0),
+        build=max(limits.build, 600.0),
+        first_step=max(limits.first_step, 300.0),
+        window=max(limits.window, 300.0),
     )
 
 

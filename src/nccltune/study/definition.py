@@ -14,6 +14,7 @@ from nccltune.errors import UsageError
 from nccltune.machine.facts import Machine
 from nccltune.space import ResolvedSpace
 from nccltune.study.folder import StudyPaths, read_definition, write_text
+from nccltune.study.script_task import ScriptTask
 from nccltune.worker.spec import Workload
 
 
@@ -28,8 +29,12 @@ class Task:
     python: str | None
     """As given with --python; None is nccltune's own."""
     emulate_hosts: int | None = None
+    script: ScriptTask | None = None
+    """The user's own training script; None where the job is ours."""
 
     def to_dict(self) -> dict[str, Any]:
+        if self.script is not None:
+            return self._script_dict(self.script)
         workload = asdict(self.workload)
         if workload["data"] == "images":
             workload["folder"] = None  # in a cache, wherever that is
@@ -40,6 +45,23 @@ class Task:
             "nproc_per_node": self.nproc_per_node,
             "batch_size": self.batch_size,
             "num_workers": self.num_workers,
+            "python": self.python,
+        }
+
+    def _script_dict(self, script: ScriptTask) -> dict[str, Any]:
+        """What the script sets itself is not the study's to say."""
+        own = {"batch_size": self.batch_size, "num_workers": self.num_workers}
+        placed: dict[str, Any] = {n: value for n, value in own.items() if n in script.placed}
+        return {
+            "model": self.workload.model,
+            "data": self.workload.data,
+            "device": self.workload.device,
+            "backend": self.workload.backend,
+            "seed": self.workload.seed,
+            **script.to_dict(),
+            **({"emulate_hosts": self.emulate_hosts} if self.emulate_hosts else {}),
+            "nproc_per_node": self.nproc_per_node,
+            **placed,
             "python": self.python,
         }
 
@@ -152,7 +174,7 @@ def _searched(space: ResolvedSpace) -> dict[str, str]:
 
 def default_name(model: str, backend: str, nproc_per_node: int) -> str:
     """MODEL-BACKEND-xN, with what a folder name cannot hold replaced."""
-    plain = "".join(c if c.isalnum() or c in "._-" else "-" for c in model)
+    plain = "".join(c if c.isalnum() or c in "._-" else "-" for c in model.removesuffix(".py"))
     return f"{plain.lstrip('._-') or 'model'}-{backend}-x{nproc_per_node}"
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from packaging.version import Version
 
 from nccltune.nccl import catalog, values
-from nccltune.space import ResolvedSpace, Value, split
+from nccltune.space import ResolvedSpace, Value, changes, split
 from nccltune.study.definition import Task
+from nccltune.study.script_task import ScriptTask
 from nccltune.worker.spec import Request, Settings
 
 
@@ -26,6 +27,8 @@ class Effective:
     batch_size: int
     env: Mapping[str, str] = field(default_factory=dict)
     """All variables as a job's environment would hold them."""
+    placed: Mapping[str, str] = field(default_factory=dict)
+    """What the command of a script is given for the names in braces."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -33,6 +36,7 @@ class Effective:
             "ddp": dict(self.ddp),
             "loader": dict(self.loader),
             "batch_size": self.batch_size,
+            **({"placed": dict(self.placed)} if self.placed else {}),
         }
 
 
@@ -66,6 +70,7 @@ def effective(
     a limit that it does not know there goes through the environment of a new group instead.
     """
     parts = split(configuration, resolved)
+    script = task.script
     # A variable of the site can only be held at the value that it has there anyway.
     ours = [name for name in parts.env if name not in site]
     env = {name: values.spell(name, configuration[name], nccl) for name in ours}
@@ -74,7 +79,7 @@ def effective(
     communicator_config: dict[str, int] = {}
     for name, text in env.items():
         config = catalog.config_field(name)
-        if catalog.scope_of(name) != "communicator":
+        if script is not None or catalog.scope_of(name) != "communicator":
             process_env[name] = text
         elif config is None:
             communicator_env[name] = text
@@ -87,7 +92,7 @@ def effective(
         # NCCL 2.28), though not as a variable.
         process_env["NCCL_MIN_CTAS"] = env["NCCL_MIN_CTAS"]
         del communicator_config["min_ctas"]
-    return Effective(
+    given = Effective(
         process_env=process_env,
         communicator_env=communicator_env,
         communicator_config=communicator_config,
@@ -96,6 +101,21 @@ def effective(
         batch_size=parts.batch_size or task.batch_size,
         env=env,
     )
+    return given if script is None else _for_script(given, configuration, resolved, script)
+
+
+def _for_script(
+    given: Effective,
+    configuration: Mapping[str, Value],
+    resolved: ResolvedSpace,
+    script: ScriptTask,
+) -> Effective:
+    """Only what differs from the script's own, by its arguments where it has a place for it."""
+    ours = {**changes(configuration, resolved.baseline), **resolved.fixed}
+    names = {"batch_size": given.batch_size, **configuration}
+    parts = split({n: v for n, v in ours.items() if n not in script.placed}, resolved)
+    loader = {n: v for n, v in parts.loader.items() if v is not None}
+    return replace(given, ddp=parts.ddp, loader=loader, placed=script.texts(names))
 
 
 def loads_beside(given: Effective) -> bool:

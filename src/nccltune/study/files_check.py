@@ -36,6 +36,7 @@ def through_files(given: Effective) -> Effective:
         loader=loaded.loader_kwargs,
         batch_size=loaded.batch_size,
         env=variables,
+        placed=given.placed,  # the user types it
     )
 
 

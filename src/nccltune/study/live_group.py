@@ -60,7 +60,9 @@ class LiveGroup:
         """`tuning_log`: NCCL logs how it runs each collective, which costs time."""
         launch = store.next_launch(later)
         log_dir = store.paths.launch_logs(launch)
-        group = launcher.open(given.process_env, log_dir, probe=tuning_log)
+        group = launcher.open(
+            given.process_env, log_dir, probe=tuning_log, placed=given.placed or None
+        )
         return cls(group, launch, log_dir, given.process_env)
 
     def serves(self, given: Effective) -> bool:

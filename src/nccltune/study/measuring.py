@@ -20,7 +20,7 @@ from nccltune.machine.gpus import Gpu
 from nccltune.machine.health import Reading, taints
 from nccltune.nccl.site import SiteVariable
 from nccltune.space import ResolvedSpace, Value
-from nccltune.study.budget import limits_from
+from nccltune.study.budget import limits_from, patient
 from nccltune.study.checking import checked, usual_loss
 from nccltune.study.definition import Task
 from nccltune.study.effective import Effective, effective, loads_beside, request_for
@@ -107,6 +107,8 @@ class Measurer:
 
     def can_take_turns(self, first: Subject, second: Subject) -> bool:
         """Whether the two may be measured in turn, in worker groups that are alive together."""
+        if self.task.script is not None:
+            return False  # two runs of it can be in each other's way
         return not any(loads_beside(self._given(subject)) for subject in (first, second))
 
     def take_turns(
@@ -196,7 +198,8 @@ class Measurer:
     def _limits(self, given: Effective) -> Limits:
         baseline = self._baseline
         factor = given.batch_size / self.task.batch_size
-        return limits_from(baseline, factor, cold=self.cold_starts or self._opened <= 1)
+        limits = limits_from(baseline, factor, cold=self.cold_starts or self._opened <= 1)
+        return limits if self.task.script is None else patient(limits)
 
     def _taints(self, before: Reading | None) -> tuple[str, ...]:
         if self.health is None or before is None:
@@ -206,7 +209,8 @@ class Measurer:
     def _group_for(self, given: Effective, *, fresh: bool) -> tuple[LiveGroup, float]:
         """The group to measure in, and the seconds it took to end the one before."""
         live = self._live_group
-        if live is not None and live.serves(given) and not (fresh and live.measured):
+        once = fresh or self.task.script is not None
+        if live is not None and live.serves(given) and not (once and live.measured):
             return live, 0.0
         closing = self._close_timed()
         self._live_group = live = LiveGroup.open(
@@ -218,7 +222,9 @@ class Measurer:
     def suits(self, configuration: Mapping[str, Value]) -> bool:
         """Whether the live group can measure that too, so that it costs no launch."""
         live = self._live_group
-        return live is not None and live.serves(self.effective(configuration))
+        if live is None or self.task.script is not None:  # a script is measured once a launch
+            return False
+        return live.serves(self.effective(configuration))
 
     def _close_timed(self) -> float:
         began = time.monotonic()
@@ -256,6 +262,10 @@ class Measurer:
         name = self.store.next_id(later)
         settings = replace(self.settings, cut_below=subject.cut_below)
         seed = zlib.crc32(name.encode())
+        script = self.task.script
+        if script is not None:
+            asked = script.request(given.ddp, given.loader)
+            return {"type": "measure", "id": name, "settings": asdict(settings), **asked}
         request = request_for(given, self.task, settings, id=name, data_seed=seed)
         return {"type": "measure", **asdict(request)}
 

@@ -48,6 +48,13 @@ class SearchOptions:
     measure_seconds: float = 1.2
     confirm_launches: int = 12
     search_anyway: bool = False
+    optimizer: int | None = None
+    samples_per_step: int | None = None
+    loader_match: str | None = None
+    allow_saves: bool = False
+    workdir: str = "here"
+    script: tuple[str, ...] = ()
+    """The user's own training script, and how it is started; empty: a job of ours."""
     command: tuple[str, ...] = ()
 
     def complete(self, device: str) -> SearchOptions:

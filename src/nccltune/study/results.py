@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import nccltune
 from nccltune.errors import NccltuneError
@@ -59,7 +60,7 @@ def _best(summary: Summary, outcome: Outcome) -> Best:
         ddp=given["ddp"],
         loader=given["loader"],
         batch_size=given["batch_size"],
-        workload={**summary.definition["workload"], "launcher": measurement.launcher},
+        workload=_workload(summary, measurement),
         verdict=verdict_dict(summary, outcome),
         machine=summary.definition["machine"],
         provenance={
@@ -76,6 +77,16 @@ def _best(summary: Summary, outcome: Outcome) -> Best:
             **({"unpinned": summary.unpinned} if summary.unpinned else {}),
         },
     )
+
+
+def _workload(summary: Summary, measurement: Measurement) -> dict[str, Any]:
+    """What was timed; of a script also which of its loaders the loader arguments are for."""
+    workload = {**summary.definition["workload"], "launcher": measurement.launcher}
+    script = (summary.definition.get("probe") or {}).get("script")
+    if script is None:
+        return workload
+    placed = measurement.effective.get("placed") or {}
+    return {**workload, "placed": dict(placed), "training_loader": list(script["training"])}
 
 
 def _with_effect(summary: Summary, measurement: Measurement) -> dict[str, str]:

@@ -11,19 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from nccltune.errors import UsageError
-from nccltune.nccl.shell_words import Command, read_script
-from nccltune.output.best import Best, read_best, read_limited
+from nccltune.nccl.shell_parts import Command
+from nccltune.nccl.shell_words import read_script
+from nccltune.output.best import (
+    VARIABLE_NAME,
+    Best,
+    allowed_variable,
+    read_best,
+    read_limited,
+    read_variables,
+)
 
 DEFAULTS = "defaults"
 _LARGEST_BATCH = 1 << 24
 _HELD = {"module", "device_ids", "output_device", "process_group"}
-_OURS = {
-    *("PYTHONPATH", "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE"),
-    *("LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"),
-}
 _EXPANDED = re.compile(r"^~|:~|[*?\[]")  # what a shell would replace by other text
 _SEPARATORS = {"", "\n", ";"}
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,7 @@ def read_settings(text: str) -> JobSettings:
         return JobSettings(text, read_env_file(path))
     best = read_best(path)
     _check_arguments(path, best)
-    env = {name: _variable(path, name, value) for name, value in best.env.items()}
-    return JobSettings(text, env, best.ddp, best.loader, best.batch_size)
+    return JobSettings(text, read_variables(path, best), best.ddp, best.loader, best.batch_size)
 
 
 def _check_arguments(path: Path, best: Best) -> None:
@@ -73,24 +75,6 @@ def _plain(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     return value is None or isinstance(value, (bool, int, str))
-
-
-def _variable(path: Path, name: Any, value: Any) -> str:
-    """The text of a variable; numbers are taken as they are written."""
-    if isinstance(value, bool) or not isinstance(value, (int, str)) or not isinstance(name, str):
-        raise UsageError(f"{path}: env.{name}: must be text, in quotes")
-    return _allowed(f"{path}: env.{name}", name, str(value))
-
-
-def _allowed(where: str, name: str, value: str) -> str:
-    """Raises UsageError for what is no variable, or one that starts and holds the ranks."""
-    if not _NAME.fullmatch(name) or "\0" in value:
-        raise UsageError(f"{where}: not a variable")
-    if "\r" in value:
-        raise UsageError(f"{where}: holds a carriage return; save the file with Unix line ends")
-    if name in _OURS or name.startswith(("NCCLTUNE_", "TORCHELASTIC_", "NCCL_DEBUG")):
-        raise UsageError(f"{where}: is set by every launch; take it out of the file")
-    return value
 
 
 def read_env_file(path: Path) -> dict[str, str]:
@@ -119,9 +103,9 @@ def _assignments(path: Path, command: Command) -> dict[str, str]:
     found = {}
     for word in words[1:] if words[0].text == "export" else words:
         name, equals, value = word.text.partition("=")
-        if not equals or not _NAME.fullmatch(name):
+        if not equals or not VARIABLE_NAME.fullmatch(name):
             raise UsageError(f"{where}: not NAME=value: {bare}")
         if word.computed or (not word.quoted and _EXPANDED.search(value)):
             raise UsageError(f"{where}: only plain values are read, got {bare}")
-        found[name] = _allowed(f"{where}: {name}", name, value)
+        found[name] = allowed_variable(f"{where}: {name}", name, value)
     return found

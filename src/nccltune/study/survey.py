@@ -18,9 +18,11 @@ from nccltune.launch.emulation import check_emulation, pinned_variables
 from nccltune.launch.stopping import StopFlag
 from nccltune.machine.facts import Machine, this_machine
 from nccltune.machine.gpus import Gpu, processes, visible_gpus
+from nccltune.machine.nics import socket_interfaces
 from nccltune.nccl.site import SiteVariable
 from nccltune.nccl.versions import parse_version
 from nccltune.space import Facts, ResolvedSpace, Selection, load, resolve
+from nccltune.space.facts import Data
 from nccltune.study.definition import Task
 from nccltune.study.options import SearchOptions
 from nccltune.worker.spec import Workload
@@ -63,17 +65,17 @@ def survey(
         "make": make,
     }
     job = python.ask(question, stop)
-    device, notes = _device(options, visible, job, environ)
+    device, notes = job_device(options, visible, job, environ)
     if device != ("cuda" if visible else "cpu") and options.model is None:
         job = python.ask({**question, "model": options.complete(device).model}, stop)
     options = options.complete(device)
     machine, gpus = this_machine(environ, use_gpus=device == "cuda")
-    backend = _backend(options.backend, device, job)
+    backend = job_backend(options.backend, device, job)
     usable = int(job["gpus"])  # to torch; NVML may see more, or not be there
-    ranks = _ranks(options.nproc_per_node, device, min(len(gpus), usable) or usable)
+    ranks = job_ranks(options.nproc_per_node, device, min(len(gpus), usable) or usable)
     notes += check_emulation(options.emulate_hosts, backend, ranks)
     gpus = gpus[:ranks]
-    machine = replace(machine.with_job(job), **_used(machine, ranks))
+    machine = replace(machine.with_job(job), **used_machine(machine, ranks))
     workers = options.num_workers
     if workers is None:
         workers = min(8, max(1, machine.cores // ranks))
@@ -107,6 +109,7 @@ def resolve_space(survey: Survey, probe: Mapping[str, Any] | None) -> ResolvedSp
     backend = task.workload.backend
     name = options.space or ("default" if backend == "nccl" else "cpu")
     known = probe or {}
+    arguments = frozenset(survey.job["ddp_arguments"])
     facts = Facts(
         backend="nccl" if backend == "nccl" else "gloo",
         world_size=task.nproc_per_node,
@@ -116,12 +119,14 @@ def resolve_space(survey: Survey, probe: Mapping[str, Any] | None) -> ResolvedSp
         transports=tuple(known.get("transport") or ()),
         nvlinks=all(survey.machine.nvlinks) if survey.machine.nvlinks else None,
         nccl=nccl_version(survey, probe),
+        interfaces=socket_interfaces(loopback=task.emulate_hosts is not None),
         site=survey.site,
-        ddp_arguments=frozenset(survey.job["ddp_arguments"]),
+        ddp_arguments=arguments,
         cpus_per_rank=max(1, survey.machine.cores // task.nproc_per_node),
         batch_size=task.batch_size,
         num_workers=task.num_workers,
-        data="custom" if ":" in task.workload.data else task.workload.data,  # type: ignore[arg-type]
+        data=_kind_of_data(task),
+        no_place={} if task.script is None else task.script.no_place(arguments),
     )
     selection = Selection(
         fix=options.fix,
@@ -131,6 +136,12 @@ def resolve_space(survey: Survey, probe: Mapping[str, Any] | None) -> ResolvedSp
         allow_unsafe=options.allow_unsafe,
     )
     return resolve(load(name), facts, selection, name)
+
+
+def _kind_of_data(task: Task) -> Data:
+    if task.script is not None or ":" in task.workload.data:
+        return "custom"
+    return task.workload.data  # type: ignore[return-value]
 
 
 def refuse_empty(space: ResolvedSpace) -> None:
@@ -183,7 +194,7 @@ def data_source(given: str) -> tuple[str, str | None]:
     return "folder", str(folder.absolute())
 
 
-def _device(
+def job_device(
     options: SearchOptions,
     visible: Sequence[Gpu],
     job: Mapping[str, Any],
@@ -210,7 +221,7 @@ def _device(
     return "cpu", [f"{reason}: running on the CPU with gloo"] if visible or masked else []
 
 
-def _backend(given: str, device: str, job: Mapping[str, Any]) -> str:
+def job_backend(given: str, device: str, job: Mapping[str, Any]) -> str:
     backend = given if given != "auto" else ("nccl" if device == "cuda" else "gloo")
     if backend == "nccl" and device == "cpu":
         raise UsageError(
@@ -221,7 +232,7 @@ def _backend(given: str, device: str, job: Mapping[str, Any]) -> str:
     return backend
 
 
-def _ranks(given: int | None, device: str, gpus: int) -> int:
+def job_ranks(given: int | None, device: str, gpus: int) -> int:
     if device == "cpu":
         return given or 2
     if given is not None and given > gpus:
@@ -232,7 +243,7 @@ def _ranks(given: int | None, device: str, gpus: int) -> int:
     return given or gpus
 
 
-def _used(machine: Machine, ranks: int) -> dict[str, Any]:
+def used_machine(machine: Machine, ranks: int) -> dict[str, Any]:
     """The machine's GPU facts cut to those that ranks run on."""
     return {
         "gpus": machine.gpus[:ranks],

@@ -29,6 +29,8 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         facts = _torch_facts()
     except ImportError as error:
         return {"facts": {}, "problems": [f"{sys.executable} cannot import torch: {error}"]}
+    if "script" in request:  # what it has is seen when it runs
+        return {"facts": {**facts, "folder": None}, "problems": problems}
     _check_model(request["model"], problems)
     facts["folder"] = _check_data(request, problems)
     return {"facts": facts, "problems": problems}

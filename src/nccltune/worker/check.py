@@ -3,18 +3,44 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
-from nccltune.worker.job import Job
-from nccltune.worker.ranks import Ranks
 from nccltune.worker.status import WrongResult
 
 _SIZES = (1, 3, 1021, 65_537, 262_147)
 _CHUNK = 1 << 22
 _PERIOD = 10_007  # prime: data moved by a power of two, as a wrong chunk would be, never fits
+
+
+class Ranks(Protocol):
+    """`worker.ranks.Ranks`, or the same over a store."""
+
+    rank: int
+    world_size: int
+
+    def gather_int64(self, values: torch.Tensor) -> torch.Tensor: ...
+
+
+class Job(Protocol):
+    """What is checked: a model on its device, and how its gradients are put together."""
+
+    @property
+    def model(self) -> torch.nn.Module: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def bucket_bytes(self) -> list[int]: ...
+
+
+class Parameters(Protocol):
+    """A module, or what counts of it."""
+
+    def named_parameters(self) -> Iterable[tuple[str, torch.nn.Parameter]]: ...
 
 
 def check_collectives(job: Job, group: dist.ProcessGroup | None, ranks: Ranks) -> int:
@@ -113,13 +139,13 @@ def _compare(collective: str, got: torch.Tensor, wanted: torch.Tensor) -> None:
     )
 
 
-def check_parameters(model: torch.nn.Module, ranks: Ranks) -> None:
+def check_parameters(model: Parameters, ranks: Ranks) -> None:
     """DDP keeps parameters bitwise equal on all ranks; if they differ, gradients were not reduced.
 
     Raises: WrongResult naming the first parameter that differs.
     """
-    names = [name for name, _ in model.named_parameters()]
-    digests = [_digest(p) for p in model.parameters()]
+    named = list(model.named_parameters())
+    names, digests = [name for name, _ in named], [_digest(p) for _, p in named]
     everyone = ranks.gather_int64(torch.stack(digests).cpu())
     differing = _first_difference(everyone.tolist())
     if differing is not None:

@@ -11,22 +11,29 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from nccltune.worker.feed import SyntheticFeed
-from nccltune.worker.job import Job
-from nccltune.worker.measure import Announce, Clock, WindowTimer, begin, tear_down
+from nccltune.worker.job import Communicator, Job
+from nccltune.worker.measure import begin, drive, tear_down
 from nccltune.worker.ranks import Ranks
 from nccltune.worker.spec import Request
 from nccltune.worker.status import Status
+from nccltune.worker.timer import Announce, Clock, WindowTimer
 from nccltune.worker.windows import window_steps
 
 _LONGEST_REST = 10.0
 _SINGLE_STEPS = 3
 _CALIBRATION = 10_000_000  # cycles: some milliseconds
 _LONGEST_HOLD = 2.0
+_PAIR_BYTES = 64 << 20
+_EXCHANGES = 3  # of a pair, after one that makes the connection
+_LONGEST_PAIRS = 5.0
+_ROOM = 2 << 30  # bytes of a GPU's memory that buffers for all pairs may take
 
 
 @dataclass(frozen=True)
@@ -69,14 +76,15 @@ def diagnose(request: Request, ranks: Ranks, status: Status, announce: Announce)
     batch); `data_wait` seconds a step that the host waited for batches in `whole`; `host` seconds
     in which the host issues a step's kernels, and `busy` seconds in which the GPU runs them when
     they lie ready, both by round and rank and of the job without loader and synchronisation (empty
-    on the CPU).
+    on the CPU); `pairs` what `exchange_pairs` measured, [rank, rank, bytes/s] each.
     """
     clock = Clock(announce)
     communicator, job = begin(request, ranks, status, clock)
-    timer = WindowTimer(request, ranks, job, clock, announce)
-    steady = timer.warm_up()
+    timer = WindowTimer(request.settings, ranks, job, clock, announce)
+    steady = drive(job, timer.warming())
     turns = Turns(request, ranks, job, clock, 1 / timer.windows[-1].steps_per_second)
     turns.take_all(parts_of(job, request))
+    pairs = _pairs(job, communicator, ranks, status, clock)
     clock.stop()
     result = {
         "world_size": ranks.world_size,
@@ -86,6 +94,7 @@ def diagnose(request: Request, ranks: Ranks, status: Status, announce: Announce)
         "data_wait": turns.waits,
         "host": turns.host,
         "busy": turns.busy,
+        "pairs": pairs,
         "steady": steady,
         "seconds": {phase: round(spent, 4) for phase, spent in clock.seconds.items()},
     }
@@ -253,3 +262,63 @@ def _cycles_a_second(device: torch.device) -> float:
     end.record()
     torch.cuda.synchronize(device)
     return 1000 * _CALIBRATION / float(begin.elapsed_time(end))
+
+
+def _pairs(
+    job: Job, communicator: Communicator, ranks: Ranks, status: Status, clock: Clock
+) -> list[list[float]]:
+    """On the job's own communicator: another one would set up again whatever NCCL uses between all
+    ranks, NVLink multicast among it. None of two ranks, which are one pair, none where there is no
+    room for more buffers, and none by gloo from GPUs, whose memory it does not send.
+    """
+    on_gpus = job.device.type == "cuda"
+    if ranks.world_size < 3 or (on_gpus and dist.get_backend(communicator.group) != "nccl"):
+        return []
+    clock.start("pairs")
+    status.at("pairs")
+    room = _ROOM
+    if on_gpus:
+        torch.cuda.empty_cache()
+        room = torch.cuda.mem_get_info(job.device)[0]
+    if min(row[0] for row in ranks.gather([float(room)])) < _ROOM:
+        return []
+    return exchange_pairs(ranks, job.device, communicator.group)
+
+
+def exchange_pairs(
+    ranks: Ranks, device: torch.device, group: dist.ProcessGroup
+) -> list[list[float]]:
+    """How fast each two ranks exchange data, one pair after another: [rank, rank, bytes/s], each
+    way while the other way is as busy. Empty where that takes too long to finish: then nobody
+    knows which pair is the slowest. All ranks of `group` have communicated in it before.
+    """
+    data = [torch.zeros(_PAIR_BYTES, dtype=torch.uint8, device=device) for _ in range(2)]
+    found: list[list[float]] = []
+    began, spent = time.monotonic(), 0.0
+    for pair in combinations(range(ranks.world_size), 2):
+        if spent > _LONGEST_PAIRS:
+            return []
+        own = _exchange_seconds(pair, ranks.rank, data, group)
+        rows = ranks.gather([own, time.monotonic() - began])
+        found.append([*pair, round(_PAIR_BYTES / max(row[0] for row in rows))])
+        spent = rows[0][1]
+    return found
+
+
+def _exchange_seconds(
+    pair: tuple[int, int], rank: int, data: Sequence[torch.Tensor], group: dist.ProcessGroup
+) -> float:
+    """The shortest of some exchanges; 0 on ranks that are not of the pair."""
+    if rank not in pair:
+        return 0.0
+    other = sum(pair) - rank
+    seconds = []
+    for _ in range(1 + _EXCHANGES):
+        began = time.perf_counter()
+        ways = zip((dist.isend, dist.irecv), data, strict=True)
+        for work in dist.batch_isend_irecv([dist.P2POp(to, t, other, group) for to, t in ways]):
+            work.wait()
+        if data[0].is_cuda:
+            torch.cuda.synchronize(data[0].device)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds[1:])

@@ -177,7 +177,7 @@ class Group:
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-        from nccltune.worker.rank import run_in_host
+        from nccltune.worker.rank import run_in_host, run_script_in_host
 
         config = LaunchConfig(
             min_nodes=1,
@@ -193,7 +193,11 @@ class Group:
             start_method="forkserver",
             logs_specs=DefaultLogsSpecs(log_dir=str(self._folder / _AGENT)),
         )
-        elastic_launch(config, run_in_host)(self._message["environment"])
+        environment, script = self._message["environment"], self._message.get("script")
+        if script is None:
+            elastic_launch(config, run_in_host)(environment)
+        else:
+            elastic_launch(config, run_script_in_host)(environment, script)
 
     def _note_processes(self) -> None:
         """Hold on to the rank processes while they live: the agent tells how the first of them

@@ -71,6 +71,7 @@ class Job:
         announce: Callable[..., None],
     ) -> None:
         self._workload = workload = request.workload
+        self._batch_size = request.batch_size
         self._status, self._announce = status, announce
         self._steps, self._told = 0, time.monotonic()
         self.device = own_device(workload.device, ranks)
@@ -137,19 +138,31 @@ class Job:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
+    def counted(self, steps: int) -> tuple[int, int]:
+        """(samples of this rank, interruptions) in so many steps."""
+        return self._batch_size * steps, 0
+
+    def rhythm(self) -> tuple[int, int]:
+        """Nothing interrupts it."""
+        return 0, 0
+
     def bucket_bytes(self) -> list[int]:
-        """Sizes of DDP's gradient buckets, bytes; as rebuilt after the first step if they are."""
-        try:
-            facts = self.model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-        except (AttributeError, RuntimeError):
-            return []
-        text = facts.get("rebuilt_bucket_sizes") or facts.get("bucket_sizes") or ""
-        return [int(size) for size in str(text).replace(",", " ").split()]
+        return bucket_bytes(self.model)
 
     def close(self) -> None:
         """Let go of everything that holds memory."""
         self.feed.close()
         del self.model, self.optimizer, self.loss_function, self.loss
+
+
+def bucket_bytes(model: DistributedDataParallel) -> list[int]:
+    """Sizes of DDP's gradient buckets, bytes; as rebuilt after the first step if they are."""
+    try:
+        facts = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    except (AttributeError, RuntimeError):
+        return []
+    text = facts.get("rebuilt_bucket_sizes") or facts.get("bucket_sizes") or ""
+    return [int(size) for size in str(text).replace(",", " ").split()]
 
 
 def own_device(kind: str, ranks: Ranks) -> torch.device:

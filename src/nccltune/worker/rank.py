@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from nccltune.worker.hosts import take_host
 from nccltune.worker.status import LOG_DIR, Status
@@ -44,6 +44,35 @@ def run_in_host(environment: Mapping[str, str]) -> None:
     run()
 
 
+def run_script_in_host(environment: Mapping[str, str], script: Mapping[str, Any]) -> None:
+    """The user's own script in a process forked by a warm host. `script` has the `arguments` that
+    Python would be given, the user's own `python_path`, and a folder to run in, or None.
+    """
+    os.setsid()
+    os.environ.update(environment)
+    leave_host()
+    _leave_our_paths(script["python_path"])
+    if script["cwd"] is not None:
+        os.chdir(script["cwd"])
+    if "numpy" in sys.modules:  # its numbers would be the same in all ranks
+        sys.modules["numpy"].random.seed()
+    from nccltune.worker.attach.trial import run_trial
+
+    run_trial(script["arguments"])
+
+
+def _leave_our_paths(python_path: str | None) -> None:
+    """The script shall find modules as without us: our own folder comes last."""
+    ours = str(Path(__file__).parents[2])
+    theirs = [] if python_path is None else python_path.split(os.pathsep)
+    added = [path for path in ("", os.getcwd(), ours) if path not in theirs]
+    sys.path[:] = [*(path for path in sys.path if path not in added), ours]
+    if python_path is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = python_path
+
+
 def leave_host() -> None:
     """Undo what is the warm host's alone: its temporary folder, and how its processes start."""
     if "NCCLTUNE_TMPDIR" in os.environ:
@@ -64,7 +93,7 @@ def redirect_output(log: Path) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the tuner asks a stuck rank where
 
 
-def leave(code: int) -> None:
+def leave(code: int) -> NoReturn:
     """End without tear-down."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -18,6 +18,7 @@ QUEUE_TREND = 0.05
 _HIDDEN = 0.1
 _BEHIND = 1.5  # times its share of the steps that a worker may take before it counts as behind
 _TREND_WINDOWS = 5
+_RARE = 5  # steps from one interruption to the next
 _LONG_ROUND = 10.0  # windows; a round of many workers can be long where steps are slow
 _CUT_WINDOWS = 3  # a standard error from two windows says nothing
 _TREND_T = 3.182  # two-sided 95 % point of Student's t with 5 - 2 degrees of freedom
@@ -40,6 +41,10 @@ class Window:
     counts: bool
     early: bool = False
     """It began before the batches were consumed that the loader had made before the start."""
+    samples: int = 0
+    """Of all ranks."""
+    interrupted: bool = False
+    """Something else than training happened in it: a validation, the start of an epoch."""
 
     @property
     def seconds(self) -> float:
@@ -48,6 +53,10 @@ class Window:
     @property
     def steps_per_second(self) -> float:
         return self.steps / self.seconds
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.samples / self.seconds
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"rank_seconds": [round(s, 6) for s in self.rank_seconds]}
@@ -93,8 +102,39 @@ def is_draining(windows: Sequence[Window], workers: int) -> bool:
 
 
 def settled(windows: Sequence[Window]) -> list[Window]:
-    """Those after what the loader had made ahead."""
-    return [window for window in windows if not window.early]
+    """Those after what the loader had made ahead, in which nothing but training happened."""
+    return [window for window in windows if not window.early and not window.interrupted]
+
+
+@dataclass(frozen=True)
+class Interruptions:
+    """How training is interrupted: in every `gap`-th step or so, the last one `since` steps ago."""
+
+    gap: int
+    since: int
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[float]]) -> Interruptions | None:
+        """From (gap, since) of each rank, gap 0 where none was seen: the rank with most of them."""
+        seen = [(int(gap), int(since)) for gap, since in rows if gap]
+        return cls(*min(seen)) if seen else None
+
+    @property
+    def usual(self) -> bool:
+        """They come so often that they are a part of training."""
+        return self.gap < _RARE
+
+    def fit(self, steps: int) -> tuple[int, int]:
+        """(steps to take before a window, steps of the window), so that it lies between two
+        interruptions; `steps` are wanted.
+        """
+        wanted = min(steps, max(1, self.gap - 1))
+        room = self.gap - 1 - self.since
+        if wanted <= room:
+            return 0, wanted
+        if room >= wanted / 2:
+            return 0, room
+        return max(0, room) + 1, wanted
 
 
 def is_steady(windows: Sequence[Window], settings: Settings) -> bool:
@@ -135,7 +175,8 @@ def warmed_up(windows: Sequence[Window], settings: Settings) -> tuple[bool, bool
     later = settled(windows)
     too_long = sum(window.seconds for window in later) >= settings.max_warmup_seconds
     over = len(later) >= settings.max_warmup_windows or (too_long and len(later) >= 2)
-    return over, False
+    broken = sum(window.interrupted for window in windows)
+    return over or broken >= 2 * settings.max_warmup_windows, False
 
 
 def standard_error_of_median(rates: Sequence[float]) -> float:

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-import workloads
-from nccltune.worker.measure import (
-    Clock,
-    WindowTimer,
-    _forget_peak_memory,
-    _peak_memory,
-)
-from nccltune.worker.spec import Request, Settings
+from nccltune.worker.spec import Settings
+from nccltune.worker.timer import Clock, Steps, WindowTimer
 from nccltune.worker.windows import Window
 
-WORKLOAD = replace(workloads.WORKLOAD, data="images", image_size=8)
 Response = Callable[[int], float]
 """How long the loader takes to make a batch in a window that begins after so many."""
 
@@ -48,6 +39,7 @@ class Job:
         self._step = step_seconds
         self._began = 0
         self._windows = 0
+        self.interruptions = self.gap = self.since = 0
 
     def step(self, _phase: str) -> None:
         self.now += self._step if isinstance(self._step, float) else self._step(self.consumed)
@@ -63,6 +55,13 @@ class Job:
     def window_stats(self) -> tuple[float, float]:
         return 0.0, self.response(self._began)
 
+    def counted(self, steps: int) -> tuple[int, int]:
+        found, self.interruptions = self.interruptions, 0
+        return 4 * steps, found
+
+    def rhythm(self) -> tuple[int, int]:
+        return self.gap, self.since
+
     def drain(self) -> None:
         self.drained_at.append(self.consumed)
         self.consumed += self.buffered
@@ -77,17 +76,30 @@ def timer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., WindowTimer]:
         job: Any, await_turn: Callable[[], None] | None = None, **settings: Any
     ) -> WindowTimer:
         now = SimpleNamespace(perf_counter=lambda: job.now, monotonic=lambda: job.now)
-        monkeypatch.setattr("nccltune.worker.measure.time", now)
-        turns = await_turn is not None
-        request = Request(
-            "m0000", WORKLOAD, Settings(**settings), {}, {}, batch_size=4, turns=turns
-        )
-        return WindowTimer(request, job, job, Clock(_quiet), _quiet, await_turn or _quiet)
+        monkeypatch.setattr("nccltune.worker.timer.time", now)
+        return WindowTimer(Settings(**settings), job, job, Clock(_quiet), _quiet, await_turn)
 
     return made
 
 
 def _quiet(*_: Any, **__: Any) -> None: ...
+
+
+def warm_up(found: WindowTimer) -> bool:
+    return take(found, found.warming())
+
+
+def measure(found: WindowTimer) -> bool:
+    return take(found, found.measuring())
+
+
+def take(found: WindowTimer, steps: Steps) -> bool:
+    while True:
+        try:
+            phase = next(steps)
+        except StopIteration as ended:
+            return bool(ended.value)
+        found._work.step(phase)  # type: ignore[attr-defined]
 
 
 def early(windows: list[Window]) -> list[bool]:
@@ -100,7 +112,7 @@ Timer = Callable[..., WindowTimer]
 def test_without_a_queue_no_window_is_early(timer: Timer) -> None:
     job = Job()
     found = timer(job)
-    assert found.warm_up() is True
+    assert warm_up(found) is True
     assert early(found.windows) == [False] * 3
     assert [w.steps for w in found.windows] == [5, 5, 5]
     assert job.consumed == 2 + 1 + 15  # one step is timed to size the first window
@@ -111,9 +123,9 @@ def test_each_window_that_counts_waits_for_its_turn_and_drops_the_step_after_it(
 ) -> None:
     job, waited = Job(), []
     found = timer(job, lambda: waited.append(job.consumed))
-    found.warm_up()
+    warm_up(found)
     warm = job.consumed
-    found.measure()
+    measure(found)
     counting = found.counting
     assert len(waited) == len(counting) == 4
     assert waited == [warm + 6 * n for n in range(4)]  # a step that is not timed, then five
@@ -132,7 +144,7 @@ def test_windows_are_early_until_what_was_made_before_is_consumed(
     # those that begin below 3 + buffered are early.
     job = Job(workers=1, buffered=buffered)
     found = timer(job)
-    assert found.warm_up() is True
+    assert warm_up(found) is True
     assert early(found.windows) == [True] * count + [False] * 3
     assert job.drained_at == []
 
@@ -140,7 +152,7 @@ def test_windows_are_early_until_what_was_made_before_is_consumed(
 def test_a_long_queue_may_outlast_the_limits_of_the_warm_up(timer: Timer) -> None:
     job = Job(workers=1, buffered=100)
     found = timer(job, max_warmup_windows=4, max_warmup_seconds=1.0)
-    assert found.warm_up() is True
+    assert warm_up(found) is True
     assert early(found.windows) == [True] * 20 + [False] * 3
 
 
@@ -152,7 +164,7 @@ def rising_until(end: int) -> Response:
 def test_what_early_windows_show_is_no_reason_to_drain(timer: Timer) -> None:
     job = Job(workers=1, buffered=20, response=rising_until(23))
     found = timer(job)
-    assert found.warm_up() is True
+    assert warm_up(found) is True
     assert early(found.windows) == [True] * 4 + [False] * 3
     assert job.drained_at == []
 
@@ -164,7 +176,7 @@ def test_a_queue_that_drains_is_taken_once_and_what_is_made_then_is_early_again(
     # and 20 more that are taken then, the next 1 + 20 were asked for before: 58 to 78 are early.
     job = Job(workers=1, buffered=20, response=rising_until(58))
     found = timer(job)
-    assert found.warm_up() is True
+    assert warm_up(found) is True
     assert job.drained_at == [38]
     assert early(found.windows) == [True] * 4 + [False] * 3 + [True] * 5 + [False] * 3
 
@@ -172,7 +184,7 @@ def test_a_queue_that_drains_is_taken_once_and_what_is_made_then_is_early_again(
 def test_two_windows_do_not_tell_that_the_queue_drains(timer: Timer) -> None:
     job = Job(workers=1, buffered=20, response=rising_until(33))
     found = timer(job)
-    assert found.warm_up() is True
+    assert warm_up(found) is True
     assert job.drained_at == []
 
 
@@ -180,7 +192,7 @@ def test_an_empty_queue_is_the_loaders_own_pace(timer: Timer) -> None:
     # Far behind, but no further from window to window.
     job = Job(workers=1, buffered=4, response=lambda _: 3.0)
     found = timer(job)
-    assert found.warm_up() is True
+    assert warm_up(found) is True
     assert early(found.windows) == [True] + [False] * 3
     assert job.drained_at == []
 
@@ -188,15 +200,15 @@ def test_an_empty_queue_is_the_loaders_own_pace(timer: Timer) -> None:
 def test_the_warm_up_ends_at_its_limit_where_speed_never_settles(timer: Timer) -> None:
     job = Job(step_seconds=lambda consumed: 0.1 * 0.99**consumed, workers=1, buffered=10)
     found = timer(job, max_warmup_windows=6)
-    assert found.warm_up() is False
+    assert warm_up(found) is False
     assert early(found.windows) == [True] * 2 + [False] * 6
 
 
 def test_four_windows_count_and_the_warm_ups_do_not(timer: Timer) -> None:
     job = Job()
     found = timer(job)
-    found.warm_up()
-    assert found.measure() is False
+    warm_up(found)
+    assert measure(found) is False
     assert [w.counts for w in found.windows] == [False] * 3 + [True] * 4
     assert [w.warmup for w in found.windows] == [True] * 3 + [False] * 4
     assert found.rates() == pytest.approx([40.0] * 4)  # batches of 4, ten steps/s, one rank
@@ -207,9 +219,9 @@ def test_windows_of_a_draining_queue_are_discarded_but_no_more_than_eight_are_ru
 ) -> None:
     job = Job(workers=1, buffered=0)
     found = timer(job)
-    assert found.warm_up() is True
+    assert warm_up(found) is True
     job.response = rising_until(10**6)
-    assert found.measure() is False
+    assert measure(found) is False
     # From the third to the seventh each costs the oldest; the eighth is the last.
     assert [w.counts for w in found.windows] == [False] * 3 + [False] * 5 + [True] * 3
     assert job.drained_at == []  # while it is measured nothing is thrown away
@@ -218,42 +230,25 @@ def test_windows_of_a_draining_queue_are_discarded_but_no_more_than_eight_are_ru
 def test_as_many_windows_as_were_discarded_are_made_up_for(timer: Timer) -> None:
     job = Job(workers=1, buffered=0)
     found = timer(job)
-    assert found.warm_up() is True
+    assert warm_up(found) is True
     job.response = rising_until(33)  # windows begin at 18, 23, 28: these three drain the queue
-    assert found.measure() is False
+    assert measure(found) is False
     assert [w.counts for w in found.windows] == [False] * 3 + [False] + [True] * 4
 
 
 def test_a_queue_that_drains_for_ever_is_taken_three_times(timer: Timer) -> None:
     job = Job(workers=1, buffered=20, response=rising_until(10**6))
     found = timer(job)
-    assert found.warm_up() is False
+    assert warm_up(found) is False
     # 20 are taken, five windows are early and three more tell: 20 + 25 + 15 steps further on.
     assert job.drained_at == [38, 98, 158]
-
-
-def test_the_peak_of_memory_is_that_since_it_was_forgotten() -> None:
-    job: Any = SimpleNamespace(device=torch.device("cpu"))
-    size = 256 << 20
-    slack = 64 << 20
-    held = torch.ones(size, dtype=torch.uint8)
-    del held
-    high, same = _peak_memory(job)
-    assert high == same > size
-    _forget_peak_memory(job)
-    low = _peak_memory(job)[0]
-    assert low < high - size + slack
-    held = torch.ones(size // 2, dtype=torch.uint8)
-    assert low + size // 2 - slack < _peak_memory(job)[0] < high
-    del held
-    assert _peak_memory(job)[0] > low + size // 2 - slack  # a peak, not what is held now
 
 
 def test_measuring_ends_after_its_time(timer: Timer) -> None:
     job = Job(step_seconds=1.0)
     found = timer(job)
-    found.warm_up()
-    assert found.measure() is False
+    warm_up(found)
+    assert measure(found) is False
     assert [w.seconds for w in found.counting] == [5.0, 5.0]  # 10 s are above 8 s
 
 
@@ -265,16 +260,71 @@ def test_a_hopeless_one_is_cut_after_three_windows_that_count(
     timer: Timer, incumbent: float | None, cut: bool, windows: int
 ) -> None:
     found = timer(Job(), cut_below=incumbent)  # 40 samples/s; 2 % below 41 are 40.18
-    found.warm_up()
-    assert found.measure() is cut
+    warm_up(found)
+    assert measure(found) is cut
     assert len(found.counting) == windows
 
 
 def test_windows_are_whole_rounds_of_the_workers(timer: Timer) -> None:
     job = Job(step_seconds=0.025, workers=5)
     found = timer(job)
-    found.warm_up()
+    warm_up(found)
     assert {w.steps for w in found.windows} == {10}  # 6 would be 0.15 s
-    found.measure()
+    measure(found)
     assert {w.steps for w in found.counting} == {15}  # 12 would be 0.3 s
     assert all(math.isclose(w.seconds, 0.375) for w in found.counting)
+
+
+class Interrupted(Job):
+    """Something else than training happens in each `every`-th step."""
+
+    def __init__(self, every: int, seconds: float = 1.0) -> None:
+        super().__init__(0.02)
+        self._every, self._seconds = every, seconds
+
+    def step(self, phase: str) -> None:
+        super().step(phase)
+        self.since += 1
+        if self.consumed % self._every == 0:
+            self.interruptions += 1
+            self.gap, self.since = self._every, 0
+            self.now += self._seconds
+
+
+@pytest.mark.parametrize("every", [5, 9, 20, 60, 1000])
+def test_windows_lie_between_interruptions_and_are_as_long_as_fits(
+    timer: Timer, every: int
+) -> None:
+    found = timer(Interrupted(every))
+    assert warm_up(found) is True
+    assert measure(found) is False
+    assert found.rates() == pytest.approx([200.0] * len(found.rates()))  # 4 in 0.02 s
+    assert all(w.steps < every for w in found.counting)
+    assert sum(w.interrupted for w in found.windows) <= 1  # the first, or that at step 1000
+    if every < 1000:
+        assert sum(w.seconds for w in found.counting) >= 4 * 0.3 - 1e-9
+
+
+@pytest.mark.parametrize("every", [1, 2, 4])
+def test_what_happens_every_few_steps_is_a_part_of_them(timer: Timer, every: int) -> None:
+    found = timer(Interrupted(every, seconds=0.08))
+    warm_up(found)
+    measure(found)
+    rate = sum(w.samples for w in found.counting) / sum(w.seconds for w in found.counting)
+    assert rate == pytest.approx(4 / (0.02 + 0.08 / every), rel=0.05)
+    assert not any(w.interrupted for w in found.windows)
+
+
+class Irregular(Interrupted):
+    """Its interruptions come sooner than their rhythm says."""
+
+    def rhythm(self) -> tuple[int, int]:
+        return (8, self.since) if self.gap else (0, 0)
+
+
+def test_windows_that_are_interrupted_all_the_same_do_not_count(timer: Timer) -> None:
+    found = timer(Irregular(every=5))
+    warm_up(found)
+    measure(found)
+    assert any(w.interrupted for w in found.windows)
+    assert found.rates() == pytest.approx([200.0] * len(found.rates()))

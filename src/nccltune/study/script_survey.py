@@ -1,0 +1,204 @@
+"""Before a script is started: what it is, what the command has a place for, what is here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from nccltune.errors import StudyError, UsageError
+from nccltune.launch.alone import ask_alone
+from nccltune.launch.ask import JobPython
+from nccltune.launch.emulation import check_emulation, pinned_variables
+from nccltune.launch.protocol import Launcher, Limits, Progress
+from nccltune.launch.script import ScriptCommand, read_script
+from nccltune.launch.stopping import StopFlag
+from nccltune.launch.warm import is_late
+from nccltune.machine.facts import this_machine
+from nccltune.machine.gpus import visible_gpus
+from nccltune.space import ResolvedSpace
+from nccltune.space.arguments import KINDS
+from nccltune.study.budget import patient
+from nccltune.study.definition import Task
+from nccltune.study.options import SearchOptions
+from nccltune.study.script_task import ScriptTask
+from nccltune.study.survey import Survey, job_backend, job_device, job_ranks, used_machine
+from nccltune.worker.spec import Workload
+
+
+def survey_script(options: SearchOptions, python: JobPython, stop: StopFlag) -> Survey:
+    """Look and ask; starts nothing but one short helper process.
+
+    Raises: UsageError for whatever cannot work, before anything was written to the study, and
+    HostFailed.
+    """
+    environ = python.base
+    command = read_script(options.script, environ)
+    placed = _placed(command)
+    visible = visible_gpus(environ) if options.device != "cpu" else ()
+    job = python.ask({"script": command.name}, stop)
+    device, notes = job_device(options, visible, job, environ)
+    machine, gpus = this_machine(environ, use_gpus=device == "cuda")
+    backend = job_backend(options.backend, device, job)
+    usable = min(len(gpus), int(job["gpus"])) or int(job["gpus"])
+    ranks = job_ranks(_asked_ranks(options, command), device, usable)
+    notes += check_emulation(options.emulate_hosts, backend, ranks)
+    gpus = gpus[:ranks]
+    machine = replace(machine.with_job(job), **used_machine(machine, ranks))
+    script = ScriptTask(
+        command=command,
+        placed=placed,
+        optimizer=options.optimizer,
+        samples_per_step=options.samples_per_step,
+        loader_match=options.loader_match,
+        allow_saves=options.allow_saves,
+        scratch=options.workdir == "scratch",
+    )
+    task = Task(
+        workload=_workload(command, device, backend, options.seed),
+        nproc_per_node=ranks,
+        batch_size=_number(options.fix.get("batch_size"), options.batch_size or 64),
+        num_workers=_number(options.fix.get("num_workers"), options.num_workers or 0),
+        python=options.python,
+        emulate_hosts=options.emulate_hosts,
+        script=script,
+    )
+    complete = replace(options, trials=options.trials or 40)
+    site = pinned_variables(environ)
+    return Survey(complete, task, machine, gpus, site, job, python.python, tuple(notes))
+
+
+def _placed(command: ScriptCommand) -> tuple[str, ...]:
+    """Parameters that the command has a place for. Other names in braces are the script's own.
+
+    Raises: UsageError for what looks like a misspelt one.
+    """
+    known = list(KINDS)
+    placed = []
+    for name in command.placeholders():
+        if name in KINDS:
+            placed.append(name)
+        elif near := difflib.get_close_matches(name, known, n=1, cutoff=0.75):
+            raise UsageError(f"{{{name}}}: no parameter of that name, did you mean {{{near[0]}}}?")
+        elif name.startswith(("NCCL_", "TORCH_NCCL_")):
+            raise UsageError(
+                f"{{{name}}}: variables are set in the script's environment; take it out of the "
+                "command"
+            )
+    return tuple(placed)
+
+
+def _asked_ranks(options: SearchOptions, command: ScriptCommand) -> int | None:
+    """Raises UsageError where torchrun's options and ours say different things."""
+    own = options.nproc_per_node
+    if command.options is None:
+        return own
+    text = command.ranks or "1"
+    if not text.isdecimal():
+        return own  # gpu, auto: as many as there are
+    if own is not None and own != int(text):
+        raise UsageError(f"--nproc-per-node {own}: torchrun is given {text}; leave one of them out")
+    return int(text)
+
+
+def _workload(command: ScriptCommand, device: str, backend: str, seed: int) -> Workload:
+    return Workload(
+        model=command.name,
+        data="script",
+        folder=None,
+        image_size=0,
+        precision="",
+        channels_last=False,
+        cudnn_benchmark=False,
+        device=device,
+        backend=backend,
+        seed=seed,
+    )
+
+
+def _number(fixed: object, otherwise: int) -> int:
+    usable = isinstance(fixed, int) and not isinstance(fixed, bool)
+    return fixed if usable else otherwise  # type: ignore[return-value]
+
+
+def look_at(
+    survey: Survey,
+    launcher: Launcher,
+    log_dir: Any,
+    process_env: Mapping[str, str],
+    progress: Progress = lambda _message: None,
+) -> dict[str, Any]:
+    """Run the script as it is for some steps, under NCCL's full log. Returns what was seen of it.
+
+    Raises: StudyError when it fails or never trains, Interrupted.
+    """
+    script = survey.task.script
+    assert script is not None
+    own = {"batch_size": survey.task.batch_size, "num_workers": survey.task.num_workers}
+    placed = script.texts({**dict.fromkeys(script.placed), **own})
+    message = {"type": "measure", "id": "look", "settings": None, **script.request({}, {})}
+    outcome = ask_alone(
+        launcher,
+        process_env,
+        log_dir,
+        message,
+        progress,
+        probe=True,
+        placed=placed,
+        limits=patient(Limits()),
+    )
+    if outcome.failure is not None:
+        failure = outcome.failure
+        tail = f"\n{failure.excerpt}" if failure.tail else ""
+        raise StudyError(
+            f"{script.command.name} cannot be measured ({failure.kind}): {failure.message}{tail}\n"
+            f"nothing of ours was set; see {failure.log}"
+        )
+    assert outcome.result is not None
+    return {
+        **outcome.result["script"],
+        "parameters_equal": outcome.result["parameters_equal"],
+        "bucket_bytes": outcome.result["bucket_bytes"],
+    }
+
+
+def with_facts(survey: Survey, probe: Mapping[str, Any] | None) -> Survey:
+    """The survey, with what the probe launch has seen of the script."""
+    script = survey.task.script
+    if script is None or probe is None:
+        return survey
+    known = script.looked_at(probe["script"])
+    assert known.facts is not None
+    task = replace(survey.task, script=known)
+    if "batch_size" not in script.placed:
+        task = replace(task, batch_size=known.facts.batch_size)
+    if "num_workers" not in script.placed:
+        task = replace(task, num_workers=known.facts.num_workers)
+    return replace(survey, task=task)
+
+
+def early_variables_of(probe: Mapping[str, Any]) -> list[str]:
+    """What the script sets before it imports torch, of what is read then or before: ranks that have
+    torch imported already would not see it.
+    """
+    names: list[str] = probe["script"]["early_variables"]
+    return [name for name in names if not is_late(name)]
+
+
+def refuse_no_place(survey: Survey, space: ResolvedSpace) -> None:
+    """Raises UsageError for a parameter that the user asks for and that cannot reach the script."""
+    script, options = survey.task.script, survey.options
+    if script is None:
+        return
+    reasons = script.no_place(frozenset(survey.job["ddp_arguments"]))
+    own_space = options.space is not None and ("/" in options.space or "." in options.space)
+    asked = {*options.fix, *options.only}
+    if own_space:
+        asked |= {n.parameter for n in space.notes if n.action == "dropped"} - {*options.exclude}
+    for name in [n for n in reasons if n in asked]:
+        option = "leave it out of --fix" if name in options.fix else f"--exclude {name}"
+        raise UsageError(
+            f"{name}: {reasons[name]}; write {{{name}}} where the script takes it, as in "
+            f"`{script.command.name} --{name.replace('_', '-')} {{{name}}}`, or {option}"
+        )

@@ -1,0 +1,62 @@
+"""Optimizer steps of the script, by torch's hook for all optimizers, or told by the script."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from nccltune.worker import stepping
+from nccltune.worker.attach.process import ours
+
+OnStep = Callable[[int | None], None]
+"""Called when a step that counts is done, with its samples where the script tells."""
+
+
+@dataclass
+class OptimizerUse:
+    """Optimizers are numbered from 0, in the order in which they take their first steps.
+
+    `counted` is the one whose steps count. A script that calls `nccltune.step` counts itself.
+    """
+
+    on_step: OnStep
+    counted: int
+    steps: list[int] = field(default_factory=list)
+    """Of each optimizer."""
+    told: int = 0
+    """Steps that the script told of."""
+    _numbers: weakref.WeakKeyDictionary[Optimizer, int] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+
+    def stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if not ours():
+            return
+        number = self._numbers.get(optimizer)
+        if number is None:
+            number = self._numbers[optimizer] = len(self.steps)
+            self.steps.append(0)
+        self.steps[number] += 1
+        if number == self.counted and not self.told:
+            self.on_step(None)
+
+    def tell(self, samples: int | None) -> None:
+        if ours():
+            self.told += 1
+            self.on_step(samples)
+
+    def busiest(self) -> int:
+        """The optimizer that has taken most steps."""
+        return max(range(len(self.steps)), key=lambda n: self.steps[n], default=0)
+
+
+def count_steps(on_step: OnStep, counted: int) -> OptimizerUse:
+    """To be called once."""
+    use = OptimizerUse(on_step, counted)
+    register_optimizer_step_post_hook(use.stepped)
+    stepping.listener = use.tell
+    return use

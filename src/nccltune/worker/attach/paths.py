@@ -1,0 +1,121 @@
+"""Paths as a script gives them, names of checkpoints, and the file functions as they really are."""
+
+from __future__ import annotations
+
+import getpass
+import io
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+# As they were before anything was put in their place.
+REAL = SimpleNamespace(
+    open=io.open,
+    os_open=os.open,
+    lstat=os.lstat,
+    stat=os.stat,
+    chmod=os.chmod,
+    scandir=os.scandir,
+    listdir=os.listdir,
+    mkdir=os.mkdir,
+    rmdir=os.rmdir,
+    unlink=os.unlink,
+    rename=os.rename,
+    replace=os.replace,
+    link=os.link,
+    symlink=os.symlink,
+    readlink=os.readlink,
+)
+
+_ENDING = (
+    r"\.(?:pt|pth|th|ptl|pt2|ckpt|safetensors|bin|distcp|metadata|pkl|pickle|onnx|gguf)"
+    r"(?![A-Za-z0-9])"
+)
+_NO_CHECKPOINT = r"(?![^/]*\.(?:log|csv|tsv|txt|md|html|png|out|err|lock)(?:/|$))"
+
+MAYBE = re.compile(_ENDING)
+"""Cheap: finds every path that NAME finds, apart from those with `checkpoint` or `ckpt` in them."""
+
+NAME = re.compile(rf"{_ENDING}{_NO_CHECKPOINT}|(?:checkpoint|ckpt)[-_]?\d+(?=/|$)")
+"""Finds `x.pt`, `x.pth.tar`, `x.pt.tmp`, `x.bin.index.json`, and folders like `checkpoint-500` with
+what is in them; not `x.pt.log`, and no locks.
+"""
+
+BESIDE = (".json", ".yaml", ".yml", ".txt", ".model")
+"""Endings of what describes the weights beside it: config.json, tokenizer.model."""
+
+_PIN = "/./"  # leads where "/" does, and no one else writes it
+
+
+def text(path: Any) -> str | None:
+    """The path as a string; None for a file descriptor, an open file and the like."""
+    if isinstance(path, str):
+        return path
+    if isinstance(path, (bytes, os.PathLike)):
+        return os.fsdecode(path)
+    return None
+
+
+def lexists(path: str) -> bool:
+    try:
+        REAL.lstat(path)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def is_folder(path: str, *, follow: bool = True) -> bool:
+    try:
+        found = REAL.stat(path) if follow else REAL.lstat(path)
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISDIR(found.st_mode)
+
+
+def pinned(place: str) -> str | None:
+    """The user's file that a link made by `pin` stands for; None for all else."""
+    if os.path.islink(place) and (said := REAL.readlink(place)).startswith(_PIN):
+        return str(said[len(_PIN) - 1 :])
+    return None
+
+
+def pin(key: str, place: str) -> None:
+    """Let the user's file be seen at another path too: a link that the script takes for a file."""
+    REAL.symlink(_PIN[:-1] + key, place)
+
+
+def failure(number: int, *paths: Any) -> OSError:
+    """What the operating system says: FileNotFoundError for ENOENT and so on."""
+    first, second = (*paths, None)[:2]
+    return OSError(number, os.strerror(number), first, None, second)
+
+
+def caches() -> tuple[str, ...]:
+    """Folders for what can be made again, where files named like checkpoints are no one's work."""
+    named = ("TORCH_HOME", "HF_HOME", "HF_HUB_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    folders = [os.environ[name] for name in named if os.environ.get(name)]
+    folders.append(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    try:
+        user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())  # as torch._inductor does
+        folders.append(os.path.join(tempfile.gettempdir(), f"torchinductor_{user}"))
+    except (KeyError, OSError):  # a user without a name
+        pass
+    return tuple(os.path.realpath(folder) + os.sep for folder in folders)
+
+
+def upwards(key: str) -> Iterator[str]:
+    """The path and the folders that it is in, without the root."""
+    while len(key) > 1:
+        yield key
+        key = os.path.dirname(key)
+
+
+def copy_file(source: str, target: str) -> None:
+    with REAL.open(source, "rb") as old, REAL.open(target, "wb") as new:
+        shutil.copyfileobj(old, new, 1 << 20)
+    REAL.chmod(target, stat.S_IMODE(REAL.stat(source).st_mode))

@@ -1,0 +1,81 @@
+"""Puts what files.py makes in the place of Python's own functions, in this process."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import io
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+from nccltune.worker.attach import files
+from nccltune.worker.attach.files import Function
+from nccltune.worker.attach.overlay import Overlay
+
+_READ = ("stat", "statvfs", "listxattr", "getxattr", "chdir")
+_ATTRIBUTES = ("chmod", "chown", "lchown", "utime", "setxattr", "removexattr")
+# These keep functions of os and open in places of their own: default arguments, class attributes.
+_KEEPERS = ("pathlib", "pathlib._local", "pathlib._os", "glob", "tempfile", "shutil", "tarfile")
+
+
+def replace_functions(overlay: Overlay) -> None:
+    """Put ours in the place of Python's, in this process, for good."""
+    makers: dict[tuple[Any, str], Callable[[Overlay, Function], Function]] = {
+        (os, "lstat"): files.make_link_read,
+        (os, "access"): files.make_access,
+        (os, "readlink"): files.make_readlink,
+        (os, "listdir"): files.make_listdir,
+        (os, "scandir"): files.make_scandir,
+        (os, "truncate"): files.make_truncate,
+        (os, "open"): files.make_os_open,
+        (os, "mkdir"): files.make_mkdir,
+        (os, "rmdir"): files.make_rmdir,
+        (os, "remove"): files.make_remove,
+        (os, "unlink"): files.make_remove,
+        (os, "rename"): files.make_rename,
+        (os, "replace"): files.make_rename,
+        (os, "link"): files.make_link,
+        (os, "symlink"): files.make_symlink,
+        (io, "open"): files.make_open,
+        (shutil, "rmtree"): files.make_rmtree,
+        (shutil, "copyfile"): files.make_copy,
+        (shutil, "copytree"): files.make_copy,
+    }
+    makers |= {(os, name): files.make_read for name in _READ}
+    makers |= {(os, name): files.make_attribute for name in _ATTRIBUTES}
+    ours: dict[Any, Function] = {}
+    for (owner, name), make in makers.items():
+        original = getattr(owner, name, None)
+        if original is not None:
+            ours[original] = functools.wraps(original)(make(overlay, original))
+            setattr(owner, name, ours[original])
+    builtins.open = io.open
+    for supported in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+        supported.update(ours[each] for each in list(supported) if each in ours)  # type: ignore[arg-type]
+    for module in _KEEPERS:
+        if module in sys.modules:
+            _replace_kept(sys.modules[module], ours)
+
+
+def _replace_kept(module: Any, ours: dict[Any, Function]) -> None:
+    classes = [each for each in vars(module).values() if isinstance(each, type)]
+    for owner in [module, *(each for each in classes if each.__module__ == module.__name__)]:
+        for name, value in list(vars(owner).items()):
+            function = value.__func__ if isinstance(value, staticmethod) else value
+            if isinstance(function, FunctionType) and function.__defaults__:
+                kept = function.__defaults__
+                function.__defaults__ = tuple(_ours(each, ours) for each in kept)
+            new = _ours(function, ours)
+            if new is not function:
+                setattr(owner, name, staticmethod(new) if isinstance(owner, type) else new)
+
+
+def _ours(value: Any, ours: dict[Any, Function]) -> Any:
+    try:
+        return ours.get(value, value)
+    except TypeError:  # unhashable
+        return value

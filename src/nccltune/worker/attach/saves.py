@@ -1,0 +1,149 @@
+"""In a trial, what the script saves as a checkpoint goes below the trial's folder.
+
+Forty trials that are cut short must not leave forty beginnings in place of a user's checkpoints.
+The script itself notices nothing: it finds, renames, copies, lists and deletes what it saved under
+the names that it used, and so do the other ranks. What it wants to delete, rename or replace of the
+user's own checkpoints stays as it is, though hidden from the script.
+
+Replaced in this process are open, the functions of os and shutil that take paths, torch.save and
+torch.load, torch.distributed.checkpoint and safetensors. Logs, CSV files and the like are written
+where they are. Not reached are remote storage, other programs, processes that are spawned, and
+libraries that open files in C.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nccltune.worker.attach.files import Function
+from nccltune.worker.attach.on_import import after_import
+from nccltune.worker.attach.overlay import Overlay
+from nccltune.worker.attach.replacing import replace_functions
+
+
+@dataclass(frozen=True)
+class Saves:
+    """What the script has saved in this process so far."""
+
+    _overlay: Overlay
+
+    @property
+    def redirected(self) -> int:
+        """Files, and checkpoints that are folders, written below the trial's folder."""
+        return len(self._overlay.saved)
+
+    @property
+    def first(self) -> str | None:
+        """The first of their paths, as the script gave it."""
+        return next(iter(self._overlay.saved.values()), None)
+
+    @property
+    def spared(self) -> int:
+        """Checkpoints of the user's own that the script wanted to delete or to move."""
+        return len(self._overlay.spared)
+
+
+def redirect_saves(folder: Path) -> Saves:
+    """From now on this process saves checkpoints below `folder`, which all ranks of a trial share
+    and no two trials; it is made. For good: to be called once in a process. Torch and safetensors
+    are seen to when the script imports them.
+    """
+    overlay = Overlay(folder)
+    replace_functions(overlay)
+    after_import("torch", lambda: _replace_torch(overlay))
+    package = "torch.distributed.checkpoint"
+    after_import(f"{package}.filesystem", lambda: _replace_writer(overlay))
+    after_import(f"{package}.state_dict_saver", lambda: _replace_async_save(overlay))
+    after_import("safetensors", lambda: _replace_safetensors(overlay))
+    return Saves(overlay)
+
+
+def _replace_torch(overlay: Overlay) -> None:
+    import torch
+
+    save, load = _saving(overlay, "f", 1), _loading(overlay, "f", 0)
+    for name, make in {"save": save, "load": load}.items():
+        function = make(getattr(torch, name))
+        for module in (torch, torch.serialization):
+            setattr(module, name, function)
+    # These write with C++ where they get a path.
+    for owner, make in (
+        (torch.jit, save),
+        (getattr(torch.jit, "RecursiveScriptModule", None), save),
+        (torch.export, save),
+        (torch.jit, load),
+        (torch.export, load),
+    ):
+        name = "save" if make is save else "load"
+        if hasattr(owner, name):
+            setattr(owner, name, make(getattr(owner, name)))
+
+
+def _replace_writer(overlay: Overlay) -> None:
+    """torch.distributed.checkpoint's writers know where they write; a reader finds it by name."""
+    from torch.distributed.checkpoint import filesystem
+
+    # The class that FileSystemWriter and those for other file systems have in common.
+    writer: Any = next(c for c in filesystem.FileSystemWriter.__mro__ if "reset" in vars(c))
+    make = _with_path("path", 1, overlay.claim_folder)
+    writer.__init__ = make(writer.__init__)
+    make = _with_path("checkpoint_id", 1, overlay.claim_folder)
+    writer.reset = make(writer.reset)
+
+
+def _replace_async_save(overlay: Overlay) -> None:
+    """It may save in another process, that is told where."""
+    from torch.distributed.checkpoint import state_dict_saver as saver
+
+    saver.async_save = _with_path("checkpoint_id", 1, overlay.claim_folder)(saver.async_save)
+
+
+def _replace_safetensors(overlay: Overlay) -> None:
+    """Its files are written and mapped by Rust. Its other modules take these functions from it."""
+    package = sys.modules["safetensors"]
+    makers = {
+        "serialize_file": _saving(overlay, "filename", 1),
+        "safe_open": _loading(overlay, "filename", 0),
+    }
+    modules = [module for name, module in sys.modules.items() if name.startswith("safetensors.")]
+    for name, make in makers.items():
+        original = getattr(package, name)
+        function = make(original)
+        for module in (package, *modules):
+            if getattr(module, name, None) is original:
+                setattr(module, name, function)
+
+
+def _saving(overlay: Overlay, name: str, position: int) -> Callable[[Function], Function]:
+    def place(path: Any) -> Any:
+        return path if (place := overlay.claim(path)) is None else place
+
+    return _with_path(name, position, place)
+
+
+def _loading(overlay: Overlay, name: str, position: int) -> Callable[[Function], Function]:
+    return _with_path(name, position, overlay.loading)
+
+
+def _with_path(
+    name: str, position: int, place: Callable[[Any], Any]
+) -> Callable[[Function], Function]:
+    """Makes of a function one whose argument, given by name or by position, is another path."""
+
+    def make(original: Function) -> Function:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if name in kwargs:
+                kwargs[name] = place(kwargs[name])
+            elif len(args) > position:
+                args = (*args[:position], place(args[position]), *args[position + 1 :])
+            return original(*args, **kwargs)
+
+        return call
+
+    return make

@@ -1,0 +1,307 @@
+"""The part of a trial that needs torch: arguments passed, steps timed, the result told."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from nccltune.worker.attach.counting import SampleCount
+from nccltune.worker.attach.ddp import inject_ddp
+from nccltune.worker.attach.loaders import inject_loader
+from nccltune.worker.attach.optimizers import OnStep, count_steps
+from nccltune.worker.attach.saves import Saves
+from nccltune.worker.attach.spawning import refuse_spawned_ranks
+from nccltune.worker.attach.store import StoreRanks
+from nccltune.worker.channel import TOKEN, Channel
+from nccltune.worker.check import check_collectives, check_parameters
+from nccltune.worker.job import bucket_bytes
+from nccltune.worker.measure import figures
+from nccltune.worker.memory import forget_peak_memory, held_memory, peak_memory
+from nccltune.worker.spec import Settings
+from nccltune.worker.status import Status, WrongResult
+from nccltune.worker.timer import Clock, Queue, WindowTimer
+
+_LOOKED_AT = 12  # steps, in a launch that only looks at the script
+_LOOKED_SECONDS = 60.0
+_FEWEST = 3
+
+Plan = Generator[None, None, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the tuner wants to know. `training`, `match`: see `inject_loader`. Without `settings`
+    the script is only looked at.
+    """
+
+    ddp: Mapping[str, Any]
+    loader: Mapping[str, Any]
+    training: list[str] | None
+    match: str | None
+    optimizer: int | None
+    samples_per_step: int | None
+    check_parameters: bool
+    settings: Settings | None
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> Asked:
+        settings = message.get("settings")
+        script = message["script"]
+        return cls(
+            ddp=message["ddp"],
+            loader=message["loader"],
+            training=script["training"],
+            match=script["match"],
+            optimizer=script["optimizer"],
+            samples_per_step=script["samples_per_step"],
+            check_parameters=script["check_parameters"],
+            settings=None if settings is None else Settings(**settings),
+        )
+
+
+class Timing:
+    """Every rank has one; they ask for the same steps, since they see the same figures."""
+
+    def __init__(
+        self, status: Status, saves: Saves | None, folder: Path, early: Sequence[str]
+    ) -> None:
+        """`early`: variables that the script has set before it imported torch."""
+        self._status, self._saves, self._early = status, saves, list(early)
+        self._ranks = StoreRanks(folder)
+        self._ranks.gather([])  # from here on every rank is up
+        self._channel = Channel.connect() if self._ranks.rank == 0 else None
+        self.announce("hello", token=os.environ[TOKEN], torch=torch.__version__)
+        receive = None if self._channel is None else self._channel.receive()
+        self._asked = Asked.from_message(self._ranks.share(receive))
+        self.phase = "build"
+        self._clock = Clock(self.announce)
+        self._clock.start("build")
+        self._plan = self._look() if self._asked.settings is None else self._measure()
+        self._samples = SampleCount(self._asked.samples_per_step)
+
+    def announce(self, kind: str, **fields: Any) -> None:
+        if kind == "phase":
+            self.phase = fields["phase"]
+            self._status.at(self.phase)
+        if self._channel is not None:
+            self._channel.send(kind, **fields)
+
+    def watch(self, on_step: OnStep) -> None:
+        """From now on the script is seen, and given what is asked for."""
+        asked = self._asked
+        self._ddp = inject_ddp(asked.ddp)
+        self._loaders = inject_loader(asked.loader, asked.training or [], asked.match)
+        self._optimizers = count_steps(on_step, asked.optimizer or 0)
+        self._samples.watch(self._ddp, self._loaders)
+        refuse_spawned_ranks()
+
+    def step(self, samples: int | None) -> bool:
+        """A step is done. Whether that was the last one that is wanted; then the result is told."""
+        self._samples.step(samples)
+        try:
+            next(self._plan)
+        except StopIteration as ended:
+            self._ranks.gather([])  # all have it before any of them ends
+            self.announce("result", result=ended.value)
+            return True
+        return False
+
+    def hint(self) -> str:
+        """What may help a script that has taken no step."""
+        if self._optimizers.steps:
+            counts = " ".join(f"{n}: {steps}" for n, steps in enumerate(self._optimizers.steps))
+            return f" of the one that counts (steps by optimizer: {counts}); see --optimizer"
+        return (
+            "; steps of torch.optim optimizers are counted, and calls of nccltune.step() where a "
+            "script has others"
+        )
+
+    # What is timed, as a timer sees it.
+
+    @property
+    def feed(self) -> Queue:
+        return self._samples
+
+    @property
+    def device(self) -> torch.device:
+        model = self._model()
+        for parameter in () if model is None else model.parameters():
+            return parameter.device
+        return torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
+
+    def synchronize(self) -> None:
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+
+    def counted(self, steps: int) -> tuple[int, int]:
+        return self._samples.counted(steps)
+
+    def rhythm(self) -> tuple[int, int]:
+        return self._samples.rhythm()
+
+    def bucket_bytes(self) -> list[int]:
+        model = self._model()
+        return [] if model is None else bucket_bytes(model)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        model = self._model()
+        assert model is not None
+        return model
+
+    def _model(self) -> DistributedDataParallel | None:
+        """The largest module in DDP; None without one."""
+        return max(self._ddp.modules(), key=_size, default=None)
+
+    # The two plans: generators that go on at each step.
+
+    def _measure(self) -> Plan:
+        settings = self._asked.settings
+        assert settings is not None
+        self._clock.start("first_step")
+        yield  # DDP rebuilds its buckets after the first
+        self.synchronize()
+        self._samples.agree(self._ranks)
+        self._clock.start("check")
+        checked = self._check_collectives()
+        forget_peak_memory(self.device)
+        timer = WindowTimer(settings, self._ranks, self, self._clock, self.announce)
+        steady = yield from _plain(timer.warming())
+        cut = yield from _plain(timer.measuring())
+        self._clock.start("verify")
+        if self._asked.check_parameters and self._model() is not None:
+            check_parameters(_Reduced(self.model), self._ranks)
+        self._clock.stop()
+        figures_ = figures(timer, steady, cut)
+        return self._result({**figures_, "collectives_checked": checked})
+
+    def _look(self) -> Plan:
+        """Some steps of the script as it is; what it has is seen meanwhile."""
+        self._clock.start("first_step")
+        began, steps = time.monotonic(), 1
+        optimizers = self._optimizers
+        while sum(optimizers.steps) < _LOOKED_AT and optimizers.told < _LOOKED_AT:
+            yield
+            steps += 1
+            spent = self._ranks.gather([time.monotonic() - began])[0][0]
+            if steps >= _FEWEST and spent > _LOOKED_SECONDS:
+                break
+        self.synchronize()
+        equal = True
+        if self._model() is not None:
+            try:
+                check_parameters(_Reduced(self.model), self._ranks)
+            except WrongResult:
+                equal = False
+        self._clock.stop()
+        return self._result({"parameters_equal": equal})
+
+    def _check_collectives(self) -> int:
+        """On the process group that DDP uses, between two steps, where all ranks are now."""
+        model = self._model()
+        if model is None or self._ranks.world_size < 2:
+            return 0
+        return check_collectives(self, model.process_group, self._ranks)
+
+    def _result(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        memory = self._ranks.gather([float(v) for v in peak_memory(self.device)])
+        held = self._ranks.gather([float(held_memory(self.device))])
+        model = self._model()
+        return {
+            **found,
+            "parameters": 0 if model is None else _size(model),
+            "bucket_bytes": self.bucket_bytes(),
+            "peak_memory_bytes": [int(row[0]) for row in memory],
+            "reserved_memory_bytes": [int(row[1]) for row in memory],
+            "held_memory_bytes": [int(row[0]) for row in held],
+            "loss": None,
+            "first_loss": None,
+            "seconds": {phase: round(spent, 4) for phase, spent in self._clock.seconds.items()},
+            "script": self._facts(model),
+        }
+
+    def _facts(self, model: Any) -> dict[str, Any]:
+        """What is seen of the script; of rank 0, but for samples."""
+        ddp, optimizers, loaders = self._ddp, self._optimizers, self._loaders
+        counted = optimizers.busiest() if self._asked.optimizer is None else self._asked.optimizer
+        steps = optimizers.told or (optimizers.steps[counted] if optimizers.steps else 0)
+        samples = self._ranks.gather([self._samples.per_step()])
+        feeding = loaders.feeding(steps)
+        initialized = dist.is_available() and dist.is_initialized()
+        return {
+            "world_size": self._ranks.world_size,
+            "device": self.device.type,
+            "backend": dist.get_backend() if initialized else None,
+            "ddp_modules": len(ddp.modules()),
+            "ddp_passed": ddp.passed,
+            "ddp_kept": ddp.kept,
+            "ddp_logging": _logging(model),
+            "accumulates": not ddp.synchronised or ddp.forwards > 1.5 * max(1, steps),
+            "fsdp": _uses_fsdp(),
+            "early_variables": self._early,
+            "loaders": [r.facts() for r in loaders.records[:20]],
+            "training": [record.key for record in feeding],
+            "optimizers": optimizers.steps,
+            "optimizer": counted,
+            "told": optimizers.told,
+            "samples_per_step": [row[0] for row in samples],
+            "saves": 0 if self._saves is None else self._saves.redirected,
+            "first_save": None if self._saves is None else self._saves.first,
+        }
+
+
+class _Reduced:
+    """A module in DDP as `check_parameters` sees it: without what DDP is told to leave alone."""
+
+    def __init__(self, model: Any) -> None:
+        self._ignored = set(getattr(model, "parameters_to_ignore", ()) or ())
+        self._model = model.module
+
+    def named_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        found = self._model.named_parameters()
+        return [(n, p) for n, p in found if n not in self._ignored and p.requires_grad]
+
+
+def _plain(steps: Generator[str, None, bool]) -> Generator[None, None, bool]:
+    """The same steps, whatever their phase is called."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            return bool(ended.value)
+        yield
+
+
+def _size(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _logging(model: Any) -> dict[str, Any]:
+    """DDP's own logging data, as far as they are plain."""
+    try:
+        found = model._get_ddp_logging_data()
+    except (AttributeError, RuntimeError):
+        return {}
+    return {n: v for n, v in found.items() if isinstance(v, (bool, int, float, str))}
+
+
+def _uses_fsdp() -> bool:
+    """Whether a module of this process is sharded by FSDP, either version."""
+    import gc
+
+    names = ("FSDPModule", "FullyShardedDataParallel")
+    kinds = {type(found) for found in gc.get_objects()}  # isinstance would wake lazy proxies
+    return any(
+        base.__name__ in names and base.__module__.startswith("torch.distributed")
+        for kind in kinds
+        if issubclass(kind, torch.nn.Module)
+        for base in kind.__mro__
+    )

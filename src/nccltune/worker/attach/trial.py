@@ -1,0 +1,146 @@
+"""A trial of the user's own script: what the tuner asks for is passed to it, its steps are timed,
+and it is ended when there is enough.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from nccltune.worker.attach import FORCED, SAVES
+from nccltune.worker.attach.on_import import after_import
+from nccltune.worker.attach.process import ours
+from nccltune.worker.attach.saves import Saves, redirect_saves
+from nccltune.worker.attach.script import run_as_main
+from nccltune.worker.hosts import take_host
+from nccltune.worker.rank import leave, redirect_output
+from nccltune.worker.status import LOG_DIR, Status
+
+_GRACE_SECONDS = 3.0  # less than the tuner waits
+_NEWS_SECONDS = 5.0
+
+
+class TrialDone(SystemExit):
+    """Ends the script: it is raised where a training step ends."""
+
+
+class ScriptEnded(Exception):
+    """The script is over before it could be measured."""
+
+
+@dataclass
+class Trial:
+    """What this rank knows of the trial. `timing` is there once the script has imported torch."""
+
+    status: Status
+    saves: Saves | None
+    done: bool = False
+    steps: int = 0
+    timing: Any = None
+    early: Sequence[str] = ()
+    """Variables that the script has set before it imported torch."""
+    _environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+    _told: float = field(default_factory=time.monotonic)
+
+    def begin(self) -> None:
+        """Called when torch is there."""
+        from nccltune.worker.attach.timing import Timing
+
+        self.status.at("rendezvous")
+        self.timing = Timing(self.status, self.saves, Path(os.environ[LOG_DIR]), self.early)
+        self.timing.watch(self._on_step)
+        self.status.at("build")
+
+    def note_environment(self) -> None:
+        """Called when torch is about to be imported."""
+        before = self._environment
+        self.early = sorted(n for n, value in os.environ.items() if before.get(n) != value)
+
+    def _on_step(self, samples: int | None) -> None:
+        if self.done:
+            raise TrialDone(0)  # it was caught: the script goes on
+        self.steps += 1
+        self.status.at(self.timing.phase, self.steps)
+        if time.monotonic() - self._told > _NEWS_SECONDS:  # a long window is no silence
+            self._told = time.monotonic()
+            self.timing.announce("alive", step=self.steps)
+        try:
+            over = self.timing.step(samples)
+        except Exception as error:  # wrong sums, say: a finding, and no business of the script's
+            self._fail(error)
+        if over:
+            self.done = True
+            _watch_the_end()
+            raise TrialDone(0)
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        self.status.failed(error)
+        leave(1)
+
+
+def run_trial(arguments: Sequence[str]) -> None:
+    """Run the script until it was measured. Ends the process where it was not."""
+    take_host(os.environ)
+    folder = Path(os.environ[LOG_DIR])
+    rank = int(os.environ["RANK"])
+    redirect_output(folder / f"rank{rank}.log")
+    status = Status(folder, rank)
+    saves = redirect_saves(Path(os.environ[SAVES])) if SAVES in os.environ else None
+    trial = Trial(status, saves)
+    after_import("torch", trial.begin, before=trial.note_environment)
+    code = _run(arguments, trial)
+    if not ours():  # a child that the script forked came back from there
+        leave(code)
+    if not trial.done:
+        trial._fail(ScriptEnded(_ended(code, trial)))
+    atexit._run_exitfuncs()  # of what the script uses
+
+
+def _run(arguments: Sequence[str], trial: Trial) -> int:
+    """The exit code that the script wanted."""
+    try:
+        run_as_main(arguments)
+    except TrialDone:
+        return 0
+    except SystemExit as leaving:
+        if isinstance(leaving.code, str):
+            print(leaving.code, file=sys.stderr)
+        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except BaseException as error:
+        if ours() and not trial.done:
+            trial._fail(error)
+        raise
+    return 0
+
+
+def _ended(code: int, trial: Trial) -> str:
+    told = f"the script ended with exit code {code}"
+    if trial.timing is None:
+        return f"{told} and never imported torch"
+    if not trial.steps:
+        return f"{told} before its first optimizer step{trial.timing.hint()}"
+    count = f"{trial.steps} step{'' if trial.steps == 1 else 's'}"
+    return (
+        f"{told} after {count}, before it was measured: let it train for longer (more epochs, or a "
+        "larger data set); it is ended when there is enough"
+    )
+
+
+def _watch_the_end() -> None:
+    """A script that catches what should end it, or hangs while it ends, is ended all the same."""
+    pid = os.getpid()
+
+    def end() -> None:
+        time.sleep(_GRACE_SECONDS)
+        if os.getpid() == pid:
+            (Path(os.environ[LOG_DIR]) / FORCED).touch()
+            leave(1)  # with 0 an elastic agent would wait for a value
+
+    threading.Thread(target=end, daemon=True).start()

@@ -1,0 +1,47 @@
+"""Autocast to bfloat16, and a GradScaler around the optimizer."""
+
+import argparse
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, TensorDataset
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--steps", type=int, default=2000)
+parser.add_argument("--batch-size", type=int, default=16)
+args = parser.parse_args()
+
+kind = "cuda" if torch.cuda.is_available() else "cpu"
+device = torch.device(kind, int(os.environ["LOCAL_RANK"]) if kind == "cuda" else 0)
+dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(4096, 64), torch.randint(10, (4096,)))
+loader = DataLoader(data, batch_size=args.batch_size, shuffle=True, drop_last=True)
+model = DDP(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+scaler = torch.amp.GradScaler(kind)
+
+step = 0
+while step < args.steps:
+    for x, y in loader:
+        optimizer.zero_grad()
+        with torch.autocast(kind, torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        step += 1
+        if step == 10:
+            began = time.perf_counter()
+        if step == args.steps:
+            break
+final = loss.item()  # waits for the device
+if dist.get_rank() == 0 and step > 10:
+    samples = (step - 10) * args.batch_size * dist.get_world_size()
+    print(f"loss {final:.4f}, scale {scaler.get_scale():.0f}")
+    print(f"train: {samples / (time.perf_counter() - began):.1f} samples/s")
+dist.destroy_process_group()

@@ -1,0 +1,32 @@
+"""Raises ValueError at its third step."""
+
+import argparse
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, TensorDataset
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--steps", type=int, default=2000)
+parser.add_argument("--batch-size", type=int, default=16)
+args = parser.parse_args()
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(4096, 64), torch.randint(10, (4096,)))
+loader = DataLoader(data, batch_size=args.batch_size, shuffle=True, drop_last=True)
+model = DDP(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+print(f"rank {dist.get_rank()} starts")
+for step, (x, y) in enumerate(loader, 1):
+    if step == 3:
+        raise ValueError(f"no step {step} for rank {dist.get_rank()}")
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    if step == args.steps:
+        break
+dist.destroy_process_group()
