@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -328,6 +329,24 @@ def test_nccl_conf_counts_as_well(
     alone.setattr(env_files, "conf_files", lambda _environ: (conf,))
     told = json.loads(nccltune_command("doctor", "--no-launch", "--json").out)
     assert (str(conf), "misspelt") in [(f["file"], f["rule"]) for f in told["lint"]]
+
+
+def test_nothing_of_a_site_variable_reaches_the_terminal_raw(
+    nccltune_command: Command, alone: pytest.MonkeyPatch
+) -> None:
+    alone.setenv("NCCL_NET", "\x1b[31m\udcff[red]")
+    done = nccltune_command("doctor", "--no-launch")
+    assert done.code == 0 and "\x1b" not in done.out
+    assert stripped(done.out)[-1] == r"site variables  NCCL_NET=\x1b[31m\udcff[red]"
+
+
+def test_a_python_without_torch_is_told(
+    nccltune_command: Command, alone: pytest.MonkeyPatch
+) -> None:
+    alone.setattr(machine_check, "libraries_of", lambda *_: Libraries())
+    out = stripped(nccltune_command("doctor", "--no-launch", "--python", sys.executable).out)
+    assert out[0].startswith(f"warning  No torch was found in {sys.executable}")
+    assert "--python" in out[1] or "--python" in out[2]
 
 
 def test_which_gpus_fewer_ranks_take(nccltune_command: Command, alone: pytest.MonkeyPatch) -> None:

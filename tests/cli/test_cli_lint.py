@@ -197,7 +197,34 @@ def test_one_of_nccls_files_that_cannot_be_read_is_passed_over(
     (tmp_path / "user").mkdir()
     done = nccltune_command("lint")
     assert done.code == 0
-    assert "is no file" in done.err and "NCCL may read it all the same" in done.err
+    assert f"note: {tmp_path}/user: is no file, and is not looked at\n" in done.err
+    (tmp_path / "user").rmdir()
+    (tmp_path / "user").write_bytes(b"NCCL_NET=IB\0")
+    assert "NCCL may read it all the same" in nccltune_command("lint").err
+
+
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        ("/no/such/file", "which NCCL_CONF_FILE names, is not there"),
+        ("a" * 5000, "cannot be read: File name too long"),
+        ("/dev/zero", "is no file, and is not looked at"),
+        ("fifo", "is no file, and is not looked at"),
+    ],
+)
+def test_a_conf_file_that_is_none(tmp_path: Path, named: str, told: str) -> None:
+    """The real command: it must not wait, and not read for ever."""
+    os.mkfifo(tmp_path / "fifo")
+    done = subprocess.run(
+        [sys.executable, "-m", "nccltune", "lint", "--nccl-version", "2.28.9"],
+        env={"PATH": os.environ["PATH"], "NCCL_CONF_FILE": named},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert told in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("version", ["2.28.9", "22809", "2.21.5+cuda12.4"])
@@ -244,7 +271,7 @@ def test_without_nccl_the_newest_is_taken(
     ("make", "message"),
     [
         (lambda path: None, "cannot be read: No such file or directory"),
-        (lambda path: path.mkdir(), "is no file; give - to read what is piped in"),
+        (lambda path: path.mkdir(), "is a folder"),
         (lambda path: os.mkfifo(path), "is no file; give - to read what is piped in"),
         (lambda path: path.write_bytes(bytes(range(256))), "holds NUL bytes: no text file"),
         (lambda path: path.write_bytes(b"a" * (1 << 21)), "larger than 1048576 bytes"),

@@ -63,7 +63,9 @@ def faults(text: str, format: Format = "shell") -> list[tuple[str, str, int | No
         ("export NCCL_ALGO=Ring; export NCCL_NET=IB", [(1, "ALGO", "Ring"), (1, "NET", "IB")]),
         ("true && export NCCL_ALGO=Ring || exit 1", [(1, "ALGO", "Ring")]),
         ("declare -x NCCL_ALGO=Ring", [(1, "ALGO", "Ring")]),
-        ("declare NCCL_ALGO=Ring", []),
+        ("export NCCL_ALGO=Ring\nexport -n NCCL_ALGO\nexport NCCL_NET=IB", [(3, "NET", "IB")]),
+        ("export NCCL_ALGO=Ring\ndeclare +x NCCL_ALGO", []),
+        ("declare ALGO=Ring", []),
         ("setenv NCCL_ALGO Ring", [(1, "ALGO", "Ring")]),
         ("export NCCL_ALGO=", [(1, "ALGO", "")]),
         ("export NCCL_ALGO=''", [(1, "ALGO", "")]),
@@ -74,7 +76,16 @@ def faults(text: str, format: Format = "shell") -> list[tuple[str, str, int | No
         ("echo 'export NCCL_ALGO=Ring'", []),
         ("# export NCCL_ALGO=Ring", []),
         ("export NCCL_ALGO", []),
-        ("\ufeffexport NCCL_ALGO=Ring", [(1, "ALGO", "Ring")]),
+        ("\ufeff# a\nexport NCCL_ALGO=Ring", [(2, "ALGO", "Ring")]),
+        ("readonly NCCL_ALGO=Ring\nexport NCCL_ALGO", [(1, "ALGO", "Ring")]),
+        ("declare NCCL_ALGO=Ring; typeset -x NCCL_ALGO", [(1, "ALGO", "Ring")]),
+        ("f() { local -x NCCL_ALGO=Ring; a; }", [(1, "ALGO", "Ring")]),
+        ("set -eo allexport\nNCCL_ALGO=Ring\n", [(2, "ALGO", "Ring")]),
+        ('export NCCL_ALGO=$"Ring"', [(1, "ALGO", "Ring")]),
+        ("((a = 1 << 3)); export NCCL_ALGO=Ring", [(1, "ALGO", "Ring")]),
+        ("for ((i = (1 << 2); i; )); do a; done\nexport NCCL_ALGO=Ring", [(2, "ALGO", "Ring")]),
+        ("((a); (b)) <<A\nA\nexport NCCL_ALGO=Ring", [(3, "ALGO", "Ring")]),
+        ("export NCCL_{ALGO,NET}=Ring", []),
         ("set -a\nNCCL_ALGO=Ring\n", [(2, "ALGO", "Ring")]),
         ("NCCL_ALGO=Ring\nexport NCCL_ALGO", [(1, "ALGO", "Ring")]),
         ("export NCCL_ALGO=Ring\nunset NCCL_ALGO\nexport NCCL_NET=IB", [(3, "NET", "IB")]),
@@ -120,7 +131,12 @@ def test_appending_is_not_known() -> None:
             [(1, "ALGO", "Ring"), (1, "NET", "IB")],
         ),
         ("ARGS=(\n -np 2\n -x NCCL_ALGO=Ring\n)\nmpirun ${ARGS[@]}", [(3, "ALGO", "Ring")]),
+        ("A=(NCCL_ALGO=Ring -eNCCL_NET=IB)", [(1, "ALGO", "Ring"), (1, "NET", "IB")]),
+        ("A=(--export=ALL,NCCL_ALGO=Ring)\nsrun ${A[@]} a", [(1, "ALGO", "Ring")]),
         ("python -x NCCL_ALGO=Ring", []),
+        ("sudo -u a -E NCCL_ALGO=Ring torchrun NCCL_NET=IB", [(1, "ALGO", "Ring")]),
+        ("env -S 'NCCL_ALGO=Ring torchrun a'", [(1, "ALGO", "Ring")]),
+        ("nvidia-docker run -eNCCL_ALGO=Ring i", [(1, "ALGO", "Ring")]),
         (
             "docker run -e NCCL_ALGO=Ring --env=NCCL_NET=IB i",
             [(1, "ALGO", "Ring"), (1, "NET", "IB")],
@@ -144,6 +160,27 @@ def test_what_holds_for_one_command(text: str, expected: list[object]) -> None:
     assert faults(text) == []
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["bash", "bash -s a", "srun -N 2 bash -l", "ssh host bash", "sbatch -N 2", "sudo /bin/sh"],
+)
+def test_a_here_document_that_is_a_script(command: str) -> None:
+    text = f"a\n{command} <<EOF\n#!/bin/bash\nexport NCCL_ALGO=Ring NCCL_NET=\\$A\nEOF\n"
+    assert alone(text) == [(4, "ALGO", "Ring"), (4, "NET", None)]
+    assert alone(text.replace("<<EOF", "<<'EOF'")) == [(4, "ALGO", "Ring"), (4, "NET", "$A")]
+    assert held(text) == [] and faults(text) == []
+
+
+@pytest.mark.parametrize("command", ["cat", "bash a.sh", "bash -c a", "cat >a.sh"])
+def test_a_here_document_that_is_none(command: str) -> None:
+    assert read(f"{command} <<EOF\nexport NCCL_ALGO=Ring\nEOF\n").settings == ()
+
+
+def test_directives_in_a_here_document_count() -> None:
+    text = "sbatch <<EOF\n#!/bin/bash\n#SBATCH --export=ALL,NCCL_NET=IB\nEOF\n"
+    assert alone(text) == [(3, "NET", "IB")]
+
+
 def test_here_documents_are_somebody_elses_text() -> None:
     text = (
         "cat >a <<EOF && cat <<-'X' >b\nexport NCCL_ALGO=Ring 'x\nEOF\n\texport NCCL_NET=IB\n\tX\n"
@@ -158,10 +195,10 @@ def test_branches_loops_and_functions_are_not_certain() -> None:
         "export NCCL_A=1\nif x; then export NCCL_B=1; fi\nexport NCCL_C=1\n"
         "for i in 1 2; do\n export NCCL_D=1\ndone\nf() {\n export NCCL_E=1\n}\n"
         "x && export NCCL_F=1\n(export NCCL_G=1)\ncase $1 in a) export NCCL_H=1 ;; esac\n"
-        "function g {\n export NCCL_I=1\n}\nexport NCCL_J=1\n"
+        "function g {\n export NCCL_I=1\n}\nexport NCCL_J=1\nx ||\n\n export NCCL_K=1\n"
     )
     certain = {s.name[-1]: s.certain for s in read(text).settings}
-    assert certain == {c: c in "ACJ" for c in "ABCDEFGHIJ"}
+    assert certain == {c: c in "ACJ" for c in "ABCDEFGHIJK"}
 
 
 @pytest.mark.parametrize(
@@ -173,6 +210,10 @@ def test_branches_loops_and_functions_are_not_certain() -> None:
         ("HOST=a\nexport NCCL_ALGO=Ring", []),
         ("export NCCL_ALGO\nNCCL_ALGO=Ring", []),
         ("NCCL_ARGS='-x A'", []),
+        ("NCCL_HOME=/a NCCL_VERSION=2.28; local NCCL_TESTS_DIR=/b", []),
+        ("NCCL_NET=IB\nenv NCCL_NET=$NCCL_NET torchrun a", []),
+        ("NCCL_NET=IB\nsrun --export=ALL,NCCL_NET=$NCCL_NET a", []),
+        ("NCCL_NET=IB\nmpirun -x NCCL_NET a", [("not-exported", "NET", 1)]),
         ("export NCCL_ALGO = Ring", [("spaces-around-equals", "ALGO", 1)]),
         ("export NCCL_ALGO= Ring", [("spaces-around-equals", "ALGO", 1)]),
         ("export NCCL_ALGO =Ring", [("spaces-around-equals", "ALGO", 1)]),
@@ -185,6 +226,15 @@ def test_branches_loops_and_functions_are_not_certain() -> None:
         ("export NCCL_ALGO=Ring\r\n", [("carriage-return", "ALGO", 1)]),
         ("a\nexport NCCL_ALGO='Ring\nexport NCCL_NET=IB\n", [("unterminated-quote", "", 2)]),
         ("export NCCL_ALGO=$(cat", [("unterminated-quote", "", 1)]),
+        ("a\ncat <<EOF\nexport NCCL_NET=IB\nEOF \n", [("unterminated-quote", "", 2)]),
+        ("mpirun -x A=1 \\\r\n a", [("carriage-return", "", 1)]),
+        ("export NCCL_ALGO\r\nb", [("carriage-return", "ALGO", 1)]),
+        ("unset NCCL_ALGO\r\nb", [("carriage-return", "ALGO", 1)]),
+        ("\ufeffexport NCCL_ALGO=Ring", [("byte-order-mark", "", 1)]),
+        ("declare NCCL_ALGO=Ring", [("not-exported", "ALGO", 1)]),
+        ("set -- -a\nNCCL_ALGO=Ring", [("not-exported", "ALGO", 2)]),
+        ("export NCCL_IB_HCA=(mlx5_0 mlx5_1)", [("not-exported", "IB_HCA", 1)]),
+        ("NCCL_ARGS=(-x A)", []),
         (
             "export NCCL_NET=IB\nsrun --export=NCCL_ALGO=Ring a",
             [("not-passed-on", "NET", 2)],
@@ -205,13 +255,21 @@ def test_slips_in_scripts(text: str, expected: list[object]) -> None:
     assert faults(text) == expected
 
 
-def test_a_carriage_return_does_not_hide_the_value() -> None:
+def test_a_carriage_return_hides_nothing() -> None:
     assert held("export NCCL_ALGO=Ring\r\n") == [(1, "ALGO", "Ring")]
+    assert alone("mpirun -x NCCL_NET=IB \\\r\n -x NCCL_ALGO=Ring \\\r\n a\r\n") == [
+        (1, "NET", "IB"),
+        (2, "ALGO", "Ring"),
+    ]
+    [setting] = read("if a; then\r\n b\r\nfi\r\nexport NCCL_ALGO=Ring\r\n").settings
+    assert setting.certain
+    assert held("cat <<A\r\nx\r\nA\r\nexport NCCL_ALGO=Ring\r\n") == [(4, "ALGO", "Ring")]
 
 
 def test_a_name_that_is_taken_away_is_told() -> None:
-    [setting] = read("a\nunset NCCL_NVLS_ENABLE PATH").settings
-    assert (setting.name, setting.line, setting.unset) == ("NCCL_NVLS_ENABLE", 2, True)
+    for way in ("unset", "export -n", "declare +x", "env -u"):
+        [setting] = read(f"a\n{way} NCCL_NVLS_ENABLE PATH").settings
+        assert (setting.name, setting.line, setting.unset) == ("NCCL_NVLS_ENABLE", 2, True)
 
 
 @pytest.mark.parametrize(
@@ -274,6 +332,19 @@ def test_what_only_docker_does() -> None:
     assert faults("NCCL_ALGO Ring", "docker") == [("not-a-setting", "", 1)]
 
 
+@pytest.mark.parametrize("line", [b"A = 1", b"export A=1", b"A B", b"=1", b"# caf\xe9"])
+def test_a_line_for_which_docker_refuses_the_file(line: bytes) -> None:
+    found = read_env_file("docker.env", b"NCCL_NET=IB\n" + line + b"\n").findings
+    assert [(f.rule, f.severity, f.line) for f in found] == [("file-refused", "error", 2)]
+    assert read_env_file("docker.env", line).findings == ()  # none of it concerns NCCL
+
+
+def test_a_byte_order_mark_before_a_name_of_nccls() -> None:
+    found = read("\ufeffNCCL_NET=IB\nNCCL_ALGO=Ring", "nccl.conf")
+    assert ("byte-order-mark", "NCCL_NET", 1) in [(f.rule, f.name, f.line) for f in found.findings]
+    assert held("\ufeffNCCL_NET=IB\nNCCL_ALGO=Ring", "nccl.conf") == [(2, "ALGO", "Ring")]
+
+
 def test_where_only_the_lines_speak_for_docker_the_readers_differ() -> None:
     found = read_env_file("job.env", b'NCCL_NET="IB"\nNCCL_ALGO=Ring # x\nNCCL_DEBUG=WARN\n')
     assert (found.format, found.guessed) == ("docker", True)
@@ -285,6 +356,22 @@ def test_where_only_the_lines_speak_for_docker_the_readers_differ() -> None:
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "NCCL_NET=IB\r",
+        "NCCL_ALGO=ring,tree;allreduce:tree",
+        "NCCL_CTA_POLICY=ZERO|DEFAULT",
+        "NCCL_TOPO_FILE=~/a",
+        "NCCL_TOPO_FILE=a\\b",
+    ],
+)
+def test_what_a_shell_and_docker_read_differently(line: str) -> None:
+    found = read_env_file("job.env", f"{line}\nNCCL_DEBUG=WARN\n".encode())
+    assert [(f.rule, f.line) for f in found.findings] == [("depends-on-reader", 1)]
+    assert read_env_file("docker.env", f"{line}\n".encode()).findings == ()
+
+
+@pytest.mark.parametrize(
     ("file", "content", "expected"),
     [
         ("nccl.conf", "export A=1", "nccl.conf"),
@@ -293,6 +380,12 @@ def test_where_only_the_lines_speak_for_docker_the_readers_differ() -> None:
         ("job.sbatch", "A=1", "shell"),
         ("a", "#!/bin/sh\nA=1", "shell"),
         ("a", "#SBATCH -N 2\nA=1", "shell"),
+        ("-", "#PBS -l select=2\nA=1", "shell"),
+        ("-", "NCCL_DEBUG=INFO torchrun a.py\n", "shell"),
+        ("-", "A=1 NCCL_DEBUG=INFO B=2 torchrun a.py\n", "shell"),
+        ("-", "NCCL_DEBUG=INFO; A=1\n", "shell"),
+        ("-", "NCCL_DEBUG=INFO # a\n", "docker"),
+        ("-", "NCCL_THREAD_THRESHOLDS=1 2\n", "docker"),
         ("a", "A=1\n#SBATCH -N 2\n", "shell"),
         ("best.env", "# a\nexport A=1\n", "shell"),
         ("a.env", "A=1\n  export B=1\n", "shell"),
@@ -304,13 +397,14 @@ def test_where_only_the_lines_speak_for_docker_the_readers_differ() -> None:
     ],
 )
 def test_the_format_is_told_by_name_and_lines(file: str, content: str, expected: str) -> None:
-    if content.startswith("#SBATCH"):
-        content = f"\n{content}"
     assert guess_format(file, content.encode())[0] == expected
 
 
 def test_a_file_for_docker_by_name_is_not_guessed() -> None:
     assert guess_format("docker.env", b"A=1") == ("docker", False)
+    assert guess_format("docker.env", b"export A=1") == ("docker", False)
+    assert guess_format("docker", b"A=1") == ("docker", False)
+    assert guess_format("docker", b"export A=1") == ("shell", False)
 
 
 def test_the_environment() -> None:
@@ -333,12 +427,16 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(b"#" * (LARGEST + 1))
     (tmp_path / "a.yaml").write_text("env: {}")
     assert unreadable(tmp_path / "missing") == ": cannot be read: No such file or directory"
-    assert unreadable(tmp_path) == ": is no file; give - to read what is piped in"
+    (tmp_path / "a.py").write_text("import os")
+    (tmp_path / "Dockerfile").write_text("ENV NCCL_NET=IB")
+    assert unreadable(tmp_path) == ": is a folder"
     assert unreadable(tmp_path / "fifo") == ": is no file; give - to read what is piped in"
     assert unreadable(Path("/dev/zero")) == ": is no file; give - to read what is piped in"
     assert unreadable(tmp_path / "zeros") == ": holds NUL bytes: no text file"
     assert unreadable(tmp_path / "large") == f": larger than {LARGEST} bytes: no file of settings"
     assert unreadable(tmp_path / "a.yaml").startswith(": is YAML; lint reads shell files")
+    assert unreadable(tmp_path / "a.py").startswith(": is Python; lint reads shell files")
+    assert unreadable(tmp_path / "Dockerfile").startswith(": is a Dockerfile; lint reads")
     assert "cannot be read" in unreadable(Path("a\0b"))
     assert "cannot be read: File name too long" in unreadable(tmp_path / ("a" * 300))
 
@@ -400,7 +498,13 @@ def test_any_bytes_end_with_settings_or_a_message(seed: int) -> None:
             read_env_file("a", content, format)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("unit", ["'", "$(", "`\\", "(", "<<A ", "if ", "A=(", "'\\''", "${", "\\"])
+@pytest.mark.parametrize(
+    "unit",
+    [
+        *("'", "$(", "`\\", "(", "<<A ", "if ", "A=(", "'\\''", "${", "\\", "((a(b)", "((a))"),
+        *("bash <<A\n", "x && ", "NCCL_NET=IB;\n"),
+    ],
+)
 def test_no_text_takes_more_than_its_length(unit: str) -> None:
     # Eight times the text takes about eight times as long, and 64 times if it is read anew for each
     # of its parts: that would be hours for a megabyte. Processor time, the least of three.
@@ -408,7 +512,7 @@ def test_no_text_takes_more_than_its_length(unit: str) -> None:
         content, taken = (unit * count).encode(), []
         for _ in range(3):
             begin = time.process_time()
-            read_env_file("a", content, "shell")
+            read_env_file("a", content, None if unit.startswith("NCCL") else "shell")
             taken.append(time.process_time() - begin)
         return min(taken)
 

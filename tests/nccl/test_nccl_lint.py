@@ -226,6 +226,42 @@ def test_words_that_nccl_does_not_know(line: str, part: str) -> None:
     assert found.severity == "error" and part in found.message
 
 
+@pytest.mark.parametrize(
+    ("line", "rule", "part"),
+    [
+        ("NCCL_P2P_LEVEL=6", "out-of-range", "highest number is 5, SYS"),
+        ("NCCL_NET_GDR_LEVEL=99", "out-of-range", "highest number is 5, SYS"),
+        ("NCCL_P2P_LEVEL=2x", "unreadable-number", "reads 2x as 2"),
+    ],
+)
+def test_levels_that_are_no_word(line: str, rule: str, part: str) -> None:
+    assert part in only(line, rule).message
+    assert ("raised-level" in str(rules(line))) == (rule == "out-of-range")
+
+
+def test_blanks_around_a_number_change_nothing() -> None:
+    assert rules("NCCL_P2P_DISABLE=' 1 '") == rules("NCCL_P2P_DISABLE=1")
+    assert "unreadable-number" in str(rules("NCCL_P2P_DISABLE='1 0'"))
+
+
+@pytest.mark.parametrize("place", ["shell", "docker", "nccl.conf"])
+def test_a_home_directory_that_nobody_fills_in(place: str) -> None:
+    text = "export NCCL_TOPO_FILE='~/a'" if place == "shell" else "NCCL_TOPO_FILE=~/a"
+    found = [f.rule for f in look(text, format=place) if f.rule != "set-by-nccl"]  # type: ignore[arg-type]
+    assert found == ["not-expanded"]
+
+
+def test_names_that_scripts_use_for_themselves() -> None:
+    assert look("NCCL_HOME=/a NCCL_VERSION=2.28\n") == ()
+    assert [f.rule for f in look("export NCCL_HOME=/a\n")] == ["not-nccls"]
+
+
+def test_what_a_file_does_not_expand_is_not_laid_to_a_shell() -> None:
+    for place in ("docker", "nccl.conf"):
+        found = [f.rule for f in look("NCCL_NET=$A", format=place)]  # type: ignore[arg-type]
+        assert "not-expanded" in found and "computed" not in found
+
+
 def test_words_that_it_knows() -> None:
     for line in ("NCCL_DEBUG=warn", "NCCL_NETDEVS_POLICY=max:2", "NCCL_CTA_POLICY='EFFICIENCY'"):
         assert rules(line) == []
@@ -254,6 +290,21 @@ def test_an_algorithm_without_which_ddp_cannot_start(version: str) -> None:
     assert "Broadcast, AllGather" in found.message
     if version >= "2.24":
         assert found.message.endswith("as in ring,tree;allreduce:tree")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("NCCL_NVLS_DISABLE", "NCCL_NVLS_ENABLE, with the opposite value"),
+        ("NCCL_DISABLE_NVLS", "NCCL_NVLS_ENABLE, with the opposite value"),
+        ("NCCL_P2P_ENABLE", "NCCL_P2P_DISABLE, with the opposite value"),
+        ("NCCL_DISABLE_P2P", "NCCL_P2P_DISABLE"),
+        ("NCCL_ALGORITHM", "NCCL_ALGO"),
+        ("NCCL_DEBUG_LEVEL", "NCCL_DEBUG"),
+    ],
+)
+def test_what_a_name_was_meant_for(name: str, meant: str) -> None:
+    assert only(f"{name}=1", "misspelt").message.endswith(f"did you mean {meant}?")
 
 
 def test_a_protocol_that_the_algorithm_does_not_have() -> None:
@@ -423,14 +474,66 @@ def test_set_twice_for_docker_and_for_nccl() -> None:
     assert found == [("duplicate", 2)]
 
 
+def test_threads_are_capped_before_their_sockets_are_counted() -> None:
+    assert rules("NCCL_SOCKET_NTHREADS=65\nNCCL_NSOCKS_PERTHREAD=1") == [
+        "out-of-range NCCL_SOCKET_NTHREADS"
+    ]
+    found = only("NCCL_SOCKET_NTHREADS=65\nNCCL_NSOCKS_PERTHREAD=8", "constraint-broken")
+    assert "16 threads x 8 sockets" in found.message and found.message.endswith("to 4")
+
+
+def test_nvls_alone_where_it_is_switched_off() -> None:
+    text = "NCCL_NVLS_ENABLE=0\nNCCL_ALGO='ring,nvls;allreduce:nvls'"
+    assert "no algorithm is left" in only(text, "no-algorithm").message
+    assert rules(text.replace("allreduce:nvls", "allreduce:ring,nvls")) == [
+        "version-bound NCCL_ALGO"
+    ]
+
+
 def test_branches_are_not_doubles_and_leave_the_value_open() -> None:
     script = (
         "if x; then\n export NCCL_SOCKET_NTHREADS=16\nelse\n export NCCL_SOCKET_NTHREADS=2\nfi\n"
         "export NCCL_NSOCKS_PERTHREAD=8\n"
     )
-    assert look(script) == ()
+    assert [(f.line, f.rule) for f in look(script)] == [(6, "constraint-broken")]
+    assert "16 threads" in look(script)[0].message
+    assert look(script.replace("=16", "=4")) == ()
     alone = script.replace("else\n export NCCL_SOCKET_NTHREADS=2\n", "")
     assert [f.rule for f in look(alone)] == ["constraint-broken"]
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("x || export NCCL_IB_DISABLE=1\nexport NCCL_IB_HCA=mlx5\n", []),
+        ("export NCCL_IB_DISABLE=1\nx && export NCCL_IB_HCA=mlx5\n", [(2, "overruled")]),
+        ("if x; then\nexport NCCL_NET=Socket\nelse\nexport NCCL_IB_TC=1\nfi\n", []),
+        ("if x; then\nexport NCCL_NET=Socket\nexport NCCL_IB_TC=1\nfi\n", [(3, "overruled")]),
+        ("case x in\na) export NCCL_NET=Socket ;;\nb) export NCCL_IB_TC=1 ;;\nesac\n", []),
+        ("(export NCCL_NET=Socket)\nexport NCCL_IB_TC=1\n", []),
+        ("f() {\nexport NCCL_NET=Socket\n}\nexport NCCL_IB_TC=1\n", []),
+        ("export NCCL_IB_TC=1\nNCCL_NET=Socket torchrun a\n", [(1, "overruled")]),
+        ("x && export NCCL_SOCKET_NTHREADS=4\nexport NCCL_NSOCKS_PERTHREAD=4\n", []),
+        ("A=(\n-x NCCL_SOCKET_NTHREADS=4\n-x NCCL_NSOCKS_PERTHREAD=4\n)\n", []),
+        (
+            "if x; then export NCCL_SOCKET_NTHREADS=4\nelse export NCCL_NSOCKS_PERTHREAD=4\nfi\n",
+            [(2, "acts-only-with")],
+        ),
+        (
+            "export NCCL_SOCKET_NTHREADS=16\nbash <<A\nexport NCCL_NSOCKS_PERTHREAD=8\nA\n",
+            [(3, "constraint-broken")],
+        ),
+        ("export NCCL_NET=IB\nif x; then export NCCL_NET=Socket; fi\nexport NCCL_IB_TC=1\n", []),
+        (
+            "bash -c 'NCCL_SOCKET_NTHREADS=16 NCCL_NSOCKS_PERTHREAD=8 torchrun a'\n",
+            [(1, "constraint-broken")],
+        ),
+    ],
+)
+def test_what_one_branch_sets_is_not_held_against_another(
+    script: str, expected: list[object]
+) -> None:
+    assert [(f.line, f.rule) for f in look(script) if f.severity != "note"] == expected
 
 
 def test_the_environment_wins_over_nccl_conf() -> None:
@@ -459,6 +562,9 @@ def test_the_environment_wins_over_nccl_conf() -> None:
         "export NVSHMEM_DISABLE_NVLS=false",
         "export NCCL_NVLS_ENABLE=$X",
         "unset NCCL_NVLS_ENABLE",
+        "export -n NCCL_NVLS_ENABLE",
+        "env -u NCCL_NVLS_ENABLE torchrun a",
+        "sudo NCCL_NVLS_ENABLE=2 torchrun a",
     ],
 )
 def test_nothing_works_against_multicast_that_is_off(line: str) -> None:
@@ -466,6 +572,15 @@ def test_nothing_works_against_multicast_that_is_off(line: str) -> None:
     assert [f.severity for f in found] == ["error"]
     assert "NCCL_NVLS_ENABLE=0 in the environment" in found[0].message
     assert "site-multicast" not in [f.rule for f in look(line)]
+
+
+def test_an_algorithm_that_needs_multicast() -> None:
+    site = {"NVSHMEM_DISABLE_NVLS": "1"}
+    text = "NCCL_ALGO='ring,nvls;allreduce:nvls'"
+    assert only(text, "site-multicast", site=site).severity == "error"
+    for line in (text, "NCCL_ALGO=^NVLS", "NCCL_ALGO=ring,tree"):
+        there = {} if line == text else site
+        assert "site-multicast" not in str(rules(line, site=there))
 
 
 def test_switching_multicast_off_once_more_is_fine() -> None:
@@ -560,6 +675,9 @@ def test_all_reduce_by_nvls_where_there_is_none() -> None:
         ("NCCL_IB_HCA=mlx5_0:1", False),
         ("NCCL_IB_HCA==mlx5_0:1,mlx5_1:1", False),
         ("NCCL_IB_HCA=^mlx4", False),
+        ("NCCL_IB_HCA=^mlx5_0", False),
+        ("NCCL_IB_HCA=^mlx5", True),
+        ("NCCL_SOCKET_IFNAME=x", False),  # NCCL ignores one character
     ],
 )
 def test_devices_that_are_not_here(line: str, missing: bool) -> None:

@@ -216,6 +216,8 @@ def test_case_29_adapters_that_the_container_does_not_have() -> None:
 def test_case_30_one_adapter_of_several() -> None:
     found = only("NCCL_IB_HCA==mlx5_0", "leaves-out-devices", machine=H200)
     assert "mlx5_1, mlx5_2, mlx5_3" in found.message
+    others = only("NCCL_IB_HCA=^mlx5_0", "leaves-out-devices", machine=H200)
+    assert others.message.startswith("leaves out mlx5_0, and")
     many = replace(H200, rdma=("mlx5_1", "mlx5_10", "mlx5_11"))
     assert "mlx5_10, mlx5_11" in only("NCCL_IB_HCA=mlx5_1", "matches-more", machine=many).message
     assert rules("NCCL_IB_HCA=mlx5", machine=H200) == ["fabric-specific NCCL_IB_HCA"]

@@ -129,6 +129,23 @@ def test_files_that_cannot_be_read_are_skipped(tmp_path: Path) -> None:
     assert "NCCL_PROTO" in site_variables(odd, system_conf=system, home=tmp_path)
 
 
+@pytest.mark.parametrize("named", ["/dev/zero", "fifo", ".", "a" * 5000, "loop"])
+def test_what_is_no_file_is_not_read(tmp_path: Path, named: str) -> None:
+    """Reading from a pipe waits for whoever writes, and from some devices for ever."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to("loop")
+    environ = {"NCCL_CONF_FILE": str(tmp_path / named)}
+    assert list(site_variables(environ, system_conf=tmp_path / "none")) == ["NCCL_CONF_FILE"]
+
+
+def test_of_a_huge_file_the_beginning_is_read(tmp_path: Path) -> None:
+    with (tmp_path / "huge").open("wb") as stream:
+        stream.write(b"NCCL_PROTO=LL\n")
+        stream.truncate(1 << 40)
+    environ = {"NCCL_CONF_FILE": str(tmp_path / "huge")}
+    assert site_variables(environ, system_conf=tmp_path / "none")["NCCL_PROTO"].value == "LL"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "protects"),
     [

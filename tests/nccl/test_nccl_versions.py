@@ -28,7 +28,9 @@ def test_versions_in_every_spelling(given: str | int, expected: str) -> None:
     assert parse_version(given).local is None
 
 
-@pytest.mark.parametrize("given", ["", "newest", "2.x", "²", -1, 0, 28, 15000, True, 10**9])
+@pytest.mark.parametrize(
+    "given", ["", "newest", "2.x", "1!2.28", "²", -1, 0, 28, 15000, True, 10**9]
+)
 def test_anything_else_is_an_error_that_shows_it(given: str | int) -> None:
     with pytest.raises(ValueError) as error:
         parse_version(given)

@@ -239,6 +239,8 @@ def test_versions() -> None:
     other = replace(newer, cuda=None, probe={"version": "2.28.9"})
     [one] = lines(other)
     assert one.startswith("note: NCCL 2.28.9 ran, and torch was built with 2.27.5.")
+    [one] = lines(replace(newer, cuda=None, torchless="/bin/python3"))
+    assert one.startswith("warning: No torch was found in /bin/python3. give the job's own")
 
 
 @pytest.mark.parametrize(

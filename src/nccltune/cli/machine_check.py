@@ -17,7 +17,7 @@ from nccltune.machine.topology import Topology, best_gpus, read_topology
 from nccltune.nccl.catalog import NEWEST
 from nccltune.nccl.circumstances import Circumstances, MachineFacts
 from nccltune.nccl.env_files import environment_files
-from nccltune.nccl.findings import Finding
+from nccltune.nccl.findings import Finding, shown
 from nccltune.nccl.lint import lint_files
 from nccltune.nccl.site import SiteVariable, site_variables
 from nccltune.nccl.versions import known_version, torch_release
@@ -56,7 +56,9 @@ def look_alone(
     disturbing = taints(before, read(gpus), allow_busy=allow_busy)
     machine = replace(machine, torch=found.torch, nccl=_plain(found.nccl))
     site = site_variables(environ)
-    return look(environ, topology, machine, site, gpus, used, found=found, disturbing=disturbing)
+    seen = look(environ, topology, machine, site, gpus, used, found=found, disturbing=disturbing)
+    torchless = None if found.torch else shown(python, 200)
+    return replace(seen, checked=replace(seen.checked, torchless=torchless))
 
 
 def look(

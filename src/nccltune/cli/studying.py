@@ -35,7 +35,7 @@ from nccltune.study.planner import Memory, Planner, stage_parameters
 from nccltune.study.probing import probe_machine, probe_script
 from nccltune.study.proposals import Proposer
 from nccltune.study.results import write_results
-from nccltune.study.script_survey import early_variables_of, refuse_no_place, with_facts
+from nccltune.study.script_survey import plain_because, refuse_no_place, with_facts
 from nccltune.study.search import Ending, Search
 from nccltune.study.store import Store
 from nccltune.study.summary import Summary
@@ -74,8 +74,7 @@ def carry_out(
         place_worker(paths.worker)
     else:
         place_worker(paths.worker)
-        looks = launcher if found.task.script is None else plain
-        probe = _probe(found, looks, paths, cache)
+        probe = _probe(found, launcher, plain, paths, cache)
         found = with_facts(found, probe)
         space = resolve_space(found, probe)
         refuse_no_place(found, space)
@@ -83,11 +82,9 @@ def carry_out(
         say(tables.space_text(space))
         stored = definition_of(found, space, probe).write(paths).to_dict()
     store = Store(paths)
-    if found.task.script is not None and (names := early_variables_of(stored["probe"])):
-        say(
-            f"every launch is a plain torchrun command, since {found.task.script.command.name} "
-            f"sets variables before it imports torch: {' '.join(names)}"
-        )
+    if found.task.script is not None and (why := plain_because(stored["probe"])):
+        if launcher is not plain:
+            say(f"every launch is a plain torchrun command, which costs more time: {why}")
         launcher.close()
         launcher = plain
     ending = _measure(found, store, launcher, plain, space, stored["probe"], stop, private)
@@ -224,10 +221,10 @@ def settings_for(measure_seconds: float) -> Settings:
 
 
 def _probe(
-    found: Survey, launcher: Launcher, paths: StudyPaths, cache: Path
+    found: Survey, launcher: Launcher, plain: Launcher, paths: StudyPaths, cache: Path
 ) -> dict[str, Any] | None:
     if found.task.script is not None:
-        return _probe_script(found, launcher, paths)
+        return _probe_script(found, launcher, plain, paths)
     if found.task.workload.backend != "nccl":
         return None
     say("probe launch: asking NCCL what the ranks talk over")
@@ -246,11 +243,21 @@ def _tell_nccl(probe: Mapping[str, Any]) -> None:
     say(f"NCCL {probe['version']}: transport {transport}{network}{plugins}")
 
 
-def _probe_script(found: Survey, launcher: Launcher, paths: StudyPaths) -> dict[str, Any]:
+def _probe_script(
+    found: Survey, launcher: Launcher, plain: Launcher, paths: StudyPaths
+) -> dict[str, Any]:
     assert found.task.script is not None
-    say(f"first launch: {found.task.script.command.name} as it is, for some steps")
-    probe = probe_script(found, launcher, paths.logs / "probe", lambda _message: None)
-    for line in script_lines(found.task.script.command.name, probe["script"]):
+    name, log_dir = found.task.script.command.name, paths.logs / "probe"
+    say(f"first launch: {name} as it is, for some steps")
+    try:
+        probe = probe_script(found, launcher, log_dir)
+    except StudyError as error:
+        if launcher is plain:
+            raise
+        # It may not bear that torch is there before it begins.
+        probe = probe_script(found, plain, log_dir)
+        probe["script"]["plain_because"] = f"it fails where torch is imported before it: {error}"
+    for line in script_lines(name, probe["script"]):
         say(line)
     if found.task.workload.backend == "nccl":
         _tell_nccl(probe)

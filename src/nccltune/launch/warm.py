@@ -26,18 +26,13 @@ _LATE = (
 _HOSTS = 2  # kept at most: what is compared may differ in what a host is started with
 
 
-def is_late(name: str) -> bool:
-    """Whether a variable is read late enough to be set in a rank that has torch imported."""
-    return name.startswith(_LATE)
-
-
 def early_variables(
     process_env: Mapping[str, str], base: Mapping[str, str], nproc_per_node: int
 ) -> dict[str, str]:
     """Those that a process reads when it starts, so that a host must be started with them.
     OMP_NUM_THREADS is set as torchrun would.
     """
-    early = {n: v for n, v in process_env.items() if not is_late(n)}
+    early = {n: v for n, v in process_env.items() if not n.startswith(_LATE)}
     if nproc_per_node > 1 and "OMP_NUM_THREADS" not in base:
         early.setdefault("OMP_NUM_THREADS", "1")
     return early

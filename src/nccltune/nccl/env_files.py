@@ -149,6 +149,8 @@ def guess_format(file: str, content: bytes) -> tuple[Format, bool]:
         return "nccl.conf", False
     if name.endswith(_SCRIPTS) or content.startswith(b"#!") or _DIRECTIVE.search(content):
         return "shell", False
+    if name.endswith(".env") and "docker" in name:
+        return "docker", False
     lines = [line for line in content.split(b"\n") if line.strip()]
     lines = [line for line in lines if not line.lstrip().startswith(b"#")]
     if any(_SHELL_LINE.match(line) or _FOR_ONE_COMMAND.match(line) for line in lines):

@@ -10,7 +10,7 @@ from nccltune.nccl import catalog
 from nccltune.nccl.catalog import NEWEST, Variable
 from nccltune.nccl.circumstances import Circumstances
 from nccltune.nccl.findings import Finding, Setting, finding
-from nccltune.nccl.readers import TORCH_NAMES, is_amds, nearly_nccl, reader_of
+from nccltune.nccl.readers import TORCH_NAMES, is_amds, nearly_nccl, of_scripts, reader_of
 
 _CLOSE, _VERY_CLOSE = 0.82, 0.9
 _LONGEST = 60
@@ -18,6 +18,15 @@ _LONGEST = 60
 _FICTIONS = {
     "NCCL_TIMEOUT": "the time limit of collectives is an argument of torch's init_process_group",
 }
+
+
+# What their letters alone would not tell.
+_MEANT = {
+    "NCCL_ALGORITHM": "NCCL_ALGO",
+    "NCCL_DEBUG_LEVEL": "NCCL_DEBUG",
+    "NCCL_IFNAME": "NCCL_SOCKET_IFNAME",
+}
+_OPPOSITE = {"DISABLE": "ENABLE", "ENABLE": "DISABLE"}
 
 
 def name_findings(
@@ -42,7 +51,8 @@ def name_findings(
         if near := suggestion(name, TORCH_NAMES):
             yield finding(setting, "misspelt", f"torch reads no such name; did you mean {near}?")
     elif name.startswith("NCCL_") and (reader := reader_of(name)):
-        yield _foreign(setting, reader)
+        if setting.exported or not of_scripts(name):
+            yield _foreign(setting, reader)
     elif nearly_nccl(name):
         if suggest and (near := _near_nccl(name)):
             yield finding(setting, "misspelt", f"nobody reads it; did you mean {near}?")
@@ -58,9 +68,13 @@ def suggestion(name: str, known: frozenset[str], cutoff: float = _CLOSE) -> str 
     if len(name) > _LONGEST:
         return None
     words = sorted(name.upper().split("_"))
+    opposite = sorted(_OPPOSITE.get(word, word) for word in words)
     for other in sorted(known):
         if sorted(other.split("_")) == words:  # NCCL_DISABLE_P2P
             return other
+    for other in sorted(known):
+        if opposite != words and sorted(other.split("_")) == opposite:  # NCCL_NVLS_DISABLE
+            return f"{other}, with the opposite value"
     close = difflib.get_close_matches(name.upper(), sorted(known), 1, cutoff)
     return close[0] if close else None
 
@@ -70,7 +84,7 @@ def _near_nccl(name: str, cutoff: float = _CLOSE) -> str | None:
     if nearly_nccl(name):
         begun = "NCCL_" + begun.partition("_")[2]
         return begun if begun in _current() else suggestion(begun, _current())
-    return suggestion(name, _current(), cutoff)
+    return _MEANT.get(begun) or suggestion(name, _current(), cutoff)
 
 
 @functools.cache

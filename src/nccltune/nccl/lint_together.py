@@ -63,6 +63,7 @@ def _interplay(chosen: Chosen, around: Circumstances) -> Iterator[Finding]:
     yield from _chunks(chosen)
     yield from _queue_pairs(chosen, around.version)
     yield from _switched_off(chosen)
+    yield from _nvls_alone(chosen, around.version)
     yield from _need_another(chosen)
     yield from _hosts(chosen, around.version)
     yield from _algorithm_and_protocol(chosen, around.version)
@@ -180,6 +181,20 @@ def _switched_off(chosen: Chosen) -> Iterator[Finding]:
             yield finding(setting, "overruled", text)
         elif without_nvls and parts == ("nvls",) and name != "NCCL_NVLS_ENABLE":
             yield finding(setting, "overruled", "NCCL_NVLS_ENABLE=0 switches NVLS off")
+
+
+def _nvls_alone(chosen: Chosen, version: Version) -> Iterator[Finding]:
+    """All-reduce by NVLS alone, which another setting switches off."""
+    algorithms, nvls = _text(chosen, "NCCL_ALGO"), _text(chosen, "NCCL_NVLS_ENABLE")
+    if not algorithms or nvls is None or not protects_multicast("NCCL_NVLS_ENABLE", nvls):
+        return
+    if grammar.grammar_error("NCCL_ALGO", algorithms, version) is not None:
+        return
+    left = grammar.enabled("NCCL_ALGO", algorithms, version)["AllReduce"]
+    left &= grammar.ALGORITHMS_OF["AllReduce"]
+    if left and left <= {"NVLS", "NVLSTree"}:
+        text = "NCCL_NVLS_ENABLE=0 switches NVLS off: no algorithm is left for AllReduce"
+        yield finding(chosen["NCCL_ALGO"], "no-algorithm", text)
 
 
 def _need_another(chosen: Chosen) -> Iterator[Finding]:

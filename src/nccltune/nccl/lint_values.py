@@ -144,11 +144,8 @@ def _words(setting: Setting, variable: Variable, value: str, version: Version) -
     for part in parts:
         word = part.removeprefix("^") if setting.name == "NCCL_DEBUG_SUBSYS" else part
         word = word.upper() if variable.any_case else word
-        if setting.name in _LEVELS and value[:1].isdigit() and strtoll(value) > _HIGHEST:
-            text = (
-                f"the highest number is {_HIGHEST}: NCCL takes {shown(value)} for it, which is SYS"
-            )
-            yield finding(setting, "out-of-range", text)
+        if word not in variable.choices and setting.name in _LEVELS and value[:1].isdigit():
+            yield _level(setting, value)
             return
         if word not in variable.choices:
             yield finding(setting, "unknown-value", _unknown_word(setting.name, variable, part))
@@ -157,6 +154,15 @@ def _words(setting: Setting, variable: Variable, value: str, version: Version) -
     if setting.name in _LEVELS and value.isdigit():
         text = "a number for a kind of path, whose meaning may change; write the word"
         yield finding(setting, "legacy-level", text)
+
+
+def _level(setting: Setting, value: str) -> Finding:
+    """A number for a kind of path; NCCL reads what begins with a digit so."""
+    if strtoll(value) > _HIGHEST:
+        text = f"the highest number is {_HIGHEST}, SYS: NCCL takes {shown(value)} for that"
+        return finding(setting, "out-of-range", text)
+    text = f"NCCL reads {shown(value)} as {strtoll(value)} and does not complain; write the word"
+    return finding(setting, "unreadable-number", text)
 
 
 def _unknown_word(name: str, variable: Variable, part: str) -> str:

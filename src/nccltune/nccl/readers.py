@@ -66,6 +66,7 @@ _JOB = frozenset(
 )
 _AMD = ("RCCL_", "HSA_", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
+_SCRIPTS = ("scripts and build systems", "nccl-tests")
 _OTHERS: Mapping[str, str] = MappingProxyType(
     {
         "NCCL_CFG_PATH": "training frameworks",
@@ -75,7 +76,7 @@ _OTHERS: Mapping[str, str] = MappingProxyType(
         "NCCL_PLUGIN_P2P": "NVIDIA's nccl-rdma-sharp-plugins",
         "NCCL_TUNER_CONFIG_PATH": "a tuner plugin",
         **{
-            f"NCCL_{part}": "scripts and build systems"
+            f"NCCL_{part}": _SCRIPTS[0]
             for part in (
                 *("DIR", "HOME", "INCLUDE_DIR", "INCLUDE_DIRS", "LIB", "LIBRARY", "LIB_DIR"),
                 *("LIBRARIES", "PATH", "ROOT", "ROOT_DIR", "VER"),
@@ -90,7 +91,7 @@ _OTHER_PREFIXES: Mapping[str, str] = MappingProxyType(
         "NCCL_SHIMNET_": "a network plugin of Google's",
         "NCCL_SHARP_": "NVIDIA's nccl-rdma-sharp-plugins",
         "NCCL_UCX_": "NVIDIA's nccl-rdma-sharp-plugins",
-        "NCCL_TESTS_": "nccl-tests",
+        "NCCL_TESTS_": _SCRIPTS[1],
     }
 )
 # Slips of the four letters that are no other library's.
@@ -103,6 +104,11 @@ def reader_of(name: str) -> str | None:
     if known is not None:
         return known
     return next((who for part, who in _OTHER_PREFIXES.items() if name.startswith(part)), None)
+
+
+def of_scripts(name: str) -> bool:
+    """Whether scripts use the name for themselves, and so need not export it."""
+    return name == "NCCL_VERSION" or reader_of(name) in _SCRIPTS
 
 
 def is_known(name: str) -> bool:

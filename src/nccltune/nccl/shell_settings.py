@@ -6,6 +6,7 @@ sources, and what it evaluates, is not followed.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from nccltune.nccl.launcher_options import (
     slurm_export,
     taken_away,
 )
-from nccltune.nccl.readers import concerns, is_known
+from nccltune.nccl.readers import concerns, is_known, of_scripts
 from nccltune.nccl.shell_branches import Branches
 from nccltune.nccl.shell_parts import Command, Document, Script, Word
 from nccltune.nccl.shell_words import read_script
@@ -48,7 +49,7 @@ class _Reader:
         self.file = file
         self.settings: list[Setting] = []
         self.findings: list[Finding] = []
-        self._groups = 0
+        self._groups = itertools.count(1)
         self._branches = Branches()
         self._nested = 0
         self._in_array = False
@@ -79,11 +80,12 @@ class _Reader:
 
     def finish(self) -> None:
         """Find out what only shows at the end of the file."""
+        handed_on = {s.name for s in self.settings if s.group}  # env NAME=$NAME command
         for name, indices in self._held.items():
             for index in indices if name not in self._exported else ():
                 kept = replace(self.settings[index], exported=False)
                 self.settings[index] = kept
-                if is_known(name):
+                if is_known(name) and not of_scripts(name) and name not in handed_on:
                     text = f"a shell keeps it for itself unless it was exported: export {name}=..."
                     self.findings.append(finding(kept, "not-exported", text))
 
@@ -231,12 +233,13 @@ class _Reader:
         inner = _Reader(self.file)
         inner._nested = self._nested + 1
         inner._branches = self._branches.of_another_script()
+        inner._groups = self._groups
         inner._exported = set(self._exported)
         inner.read(script)
         inner.finish()
         self.findings += inner.findings
         for setting in inner.settings:
-            self.settings.append(replace(setting, group=group if setting.group == 0 else None))
+            self.settings.append(replace(setting, group=group) if setting.group == 0 else setting)
 
     def _take(self, found: Iterator[Word | Fault], group: int) -> None:
         for item in found:
@@ -294,8 +297,7 @@ class _Reader:
         self._tell(Fault(line, "carriage-return", name, text))
 
     def _new_group(self) -> int:
-        self._groups += 1
-        return self._groups
+        return next(self._groups)
 
     def _tell(self, fault: Fault) -> None:
         if fault.name == "" or concerns(fault.name):

@@ -18,6 +18,7 @@ _PLAIN = re.compile(r"[^ \t\n\\'\"$`;&|<>()]+")
 _NAMED = re.compile(r"\$(?:[A-Za-z_]\w*|[0-9@*#?$!-])", re.A)
 _OPERATOR = re.compile(r";;&?|;&|&&|\|\||<<<|<<-?|&>>?|<&|>&|>>|<>|>\||[;&|<>()\n]")
 _CLOSER = {"(": ")", "{": "}"}
+_GO_ON = frozenset({"&&", "||", "|", ";;", ";;&", ";&"})  # behind them a new line is nothing
 # A calculation, in which << is no here-document: (( ... )), on one line, brackets three deep.
 _CALCULATION = re.compile(r"\(\((?:[^()\n]|\((?:[^()\n]|\((?:[^()\n]|\([^()\n]*\))*\))*\))*\)\)")
 _KEPT_BACKSLASH = re.compile(r"\\([$`\\])")
@@ -54,7 +55,9 @@ def _commands(scanner: _Scanner) -> Iterator[Command]:
         else:
             if words or token.text in "()":
                 yield Command(tuple(words), before, token.text, document)
-            words, before, redirected, document = [], token.text, False, None
+            goes_on = token.text == "\n" and not words and before in _GO_ON
+            before = before if goes_on else token.text
+            words, redirected, document = [], False, None
     if words:
         yield Command(tuple(words), before, "", document)
 

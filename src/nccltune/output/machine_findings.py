@@ -112,6 +112,9 @@ def _host(machine: MachineView) -> Iterator[Finding]:
 
 
 def _software(checked: Checked) -> Iterator[Finding]:
+    if checked.torchless is not None:
+        fact = f"No torch was found in {checked.torchless}"
+        yield Finding("warning", "software", fact, "give the job's own interpreter with --python")
     driver, cuda = _release(checked.machine.cuda), _release(checked.cuda)
     if driver and cuda and cuda > driver:
         fact = f"torch is built for CUDA {checked.cuda}, the driver is for {checked.machine.cuda}"

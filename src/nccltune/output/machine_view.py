@@ -170,7 +170,7 @@ class Checked:
     used: GPUs that ranks run on. best: for how many ranks which GPUs are best, the ranks of the job
     among them. probe: what NCCL's log said. taints: what disturbed the machine meanwhile. busy:
     other processes that compute on these GPUs, for which no rank was started. cuda, nccl: of the
-    job's torch.
+    job's torch. torchless: the job's Python, if no torch was found in it.
     """
 
     machine: MachineView
@@ -182,3 +182,4 @@ class Checked:
     lint: tuple[Told, ...] = ()
     cuda: str | None = None
     nccl: str | None = None
+    torchless: str | None = None

@@ -13,7 +13,7 @@ from typing import Any
 from nccltune.errors import StudyError
 from nccltune.launch.alone import ask_alone
 from nccltune.launch.nccl_logs import NcclLogs
-from nccltune.launch.protocol import Launcher, Progress
+from nccltune.launch.protocol import Launcher
 from nccltune.nccl.values import spell
 from nccltune.study.folder import write_text
 from nccltune.study.script_survey import look_at
@@ -53,15 +53,13 @@ def cached_probe(survey: Survey, cache: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def probe_script(
-    survey: Survey, launcher: Launcher, log_dir: Path, progress: Progress
-) -> dict[str, Any]:
+def probe_script(survey: Survey, launcher: Launcher, log_dir: Path) -> dict[str, Any]:
     """Run the user's script as it is for some steps. What NCCL's log says of its ranks is in it as
     for our own job, where it uses NCCL; `script` has what was seen of the script.
 
     Raises: StudyError when it fails.
     """
-    seen = look_at(survey, launcher, log_dir, fixed_env(survey), progress)
+    seen = look_at(survey, launcher, log_dir, fixed_env(survey))
     facts = NcclLogs(log_dir).facts() or {}
     facts.pop("choices", None)  # a line for each collective
     return {**facts, "script": seen}

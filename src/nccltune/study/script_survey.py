@@ -5,16 +5,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from nccltune.errors import StudyError, UsageError
 from nccltune.launch.alone import ask_alone
 from nccltune.launch.ask import JobPython
 from nccltune.launch.emulation import check_emulation, pinned_variables
-from nccltune.launch.protocol import Launcher, Limits, Progress
+from nccltune.launch.protocol import Launcher, Limits
 from nccltune.launch.script import ScriptCommand, read_script
 from nccltune.launch.stopping import StopFlag
-from nccltune.launch.warm import is_late
 from nccltune.machine.facts import this_machine
 from nccltune.machine.gpus import visible_gpus
 from nccltune.space import ResolvedSpace
@@ -125,9 +125,8 @@ def _number(fixed: object, otherwise: int) -> int:
 def look_at(
     survey: Survey,
     launcher: Launcher,
-    log_dir: Any,
+    log_dir: Path,
     process_env: Mapping[str, str],
-    progress: Progress = lambda _message: None,
 ) -> dict[str, Any]:
     """Run the script as it is for some steps, under NCCL's full log. Returns what was seen of it.
 
@@ -143,7 +142,6 @@ def look_at(
         process_env,
         log_dir,
         message,
-        progress,
         probe=True,
         placed=placed,
         limits=patient(Limits()),
@@ -178,12 +176,13 @@ def with_facts(survey: Survey, probe: Mapping[str, Any] | None) -> Survey:
     return replace(survey, task=task)
 
 
-def early_variables_of(probe: Mapping[str, Any]) -> list[str]:
-    """What the script sets before it imports torch, of what is read then or before: ranks that have
-    torch imported already would not see it.
-    """
-    names: list[str] = probe["script"]["early_variables"]
-    return [name for name in names if not is_late(name)]
+def plain_because(probe: Mapping[str, Any]) -> str | None:
+    """Why ranks cannot have torch imported before the script begins, where that is so."""
+    seen = probe["script"]
+    if names := seen["early_variables"]:
+        return f"it sets variables that are read when torch is imported: {' '.join(names)}"
+    why: str | None = seen.get("plain_because")
+    return why
 
 
 def refuse_no_place(survey: Survey, space: ResolvedSpace) -> None:

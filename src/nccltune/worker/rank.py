@@ -7,6 +7,7 @@ tear-down: the group is broken then, and the tuner ends it.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 import signal
@@ -51,6 +52,7 @@ def run_script_in_host(environment: Mapping[str, str], script: Mapping[str, Any]
     os.setsid()
     os.environ.update(environment)
     leave_host()
+    gc.unfreeze()  # or collecting garbage would cost less than in the script's own processes
     _leave_our_paths(script["python_path"])
     if script["cwd"] is not None:
         os.chdir(script["cwd"])

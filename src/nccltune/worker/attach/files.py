@@ -99,7 +99,7 @@ def make_truncate(overlay: Overlay, original: Function) -> Function:
         key = overlay.ours(path) or overlay.guard(path)
         if key is not None:
             seen = overlay.is_seen(path, key)
-            path = (seen and overlay.writing(path, key, keep=True)) or overlay.view(path, key)
+            path = overlay.writing(path, key, keep=True) if seen else overlay.view(path, key)
         return original(path, length)
 
     return truncate
@@ -139,7 +139,7 @@ def _opener(overlay: Overlay, file: Any, key: str, mode: str, opener: Any) -> An
         place = overlay.writing(file, key, keep=False)
     elif lexists(overlay.place(key)):
         place = overlay.place(key)
-    if place is None or place is file:
+    if place is file:
         return opener
     if opener is not None:
         return lambda _, flags: opener(place, flags)
@@ -162,12 +162,12 @@ def make_os_open(overlay: Overlay, original: Function) -> Function:
             # Nothing of the user's can be at a name that must be new, as with temporary files.
             if is_folder(os.path.dirname(key)) and not overlay.is_hidden(key):
                 overlay.own.add(key)
-                return original(path, flags, mode)
+                return original(overlay.real(path, key), flags, mode)
         if writes and (flags & os.O_CREAT or overlay.is_seen(path, key)):
             place = overlay.writing(path, key, keep=not flags & os.O_TRUNC)
         else:
             place = overlay.view(path, key)
-        return original(path if place is None else place, flags, mode)
+        return original(place, flags, mode)
 
     return open
 
@@ -177,7 +177,7 @@ def make_mkdir(overlay: Overlay, original: Function) -> Function:
         given = text(path) if kwargs.get("dir_fd") is None else None
         key = overlay.ours(given)
         if key is None or overlay.is_missing(key, path):
-            original(path, *args, **kwargs)
+            original(path if key is None else overlay.real(path, key), *args, **kwargs)
             if given is not None:
                 overlay.own.add(overlay.key(given))
             return
@@ -206,9 +206,9 @@ def make_remove(overlay: Overlay, original: Function) -> Function:
         elif not users and lexists(key):
             raise failure(errno.ENOENT, path)
         elif not users or is_folder(key, follow=False):
-            return original(path)  # for the error
+            return original(overlay.real(path, key))  # for the error
         if users and key in overlay.own:
-            original(path)
+            original(overlay.real(path, key))
         elif users:
             overlay.spare(key)
         overlay.changed()
@@ -224,7 +224,7 @@ def make_rmdir(overlay: Overlay, original: Function) -> Function:
         names, key = overlay.names(given), overlay.key(given)
         users, named = overlay.is_users(key), overlay.ours(given) is not None
         if names is None and not (named and users and not REAL.listdir(key)):
-            return original(path)
+            return original(overlay.real(path, key))
         if names:
             raise failure(errno.ENOTEMPTY, path)
         if is_folder(overlay.place(key), follow=False):
@@ -232,7 +232,7 @@ def make_rmdir(overlay: Overlay, original: Function) -> Function:
         if users and (named or REAL.listdir(key)):
             overlay.spare(key)
         elif users:
-            original(path)
+            original(overlay.real(path, key))
         overlay.changed()
 
     return rmdir
@@ -252,7 +252,8 @@ def make_rmtree(overlay: Overlay, original: Function) -> Function:
             overlay.spare(key)
         elif users or not covered:
             # Once hidden from the script, it is not there for it.
-            original(path if users or not lexists(key) else place, *args, **kwargs)
+            real = overlay.real(path, key) if users or not lexists(key) else place
+            original(real, *args, **kwargs)
         overlay.changed()
 
     return rmtree

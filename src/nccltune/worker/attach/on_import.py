@@ -15,25 +15,21 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 
-def after_import(
-    name: str, action: Callable[[], object], before: Callable[[], object] | None = None
-) -> None:
-    """Call `action` once the module is imported whole, at once where it already is; `before` just
-    before it is imported. In forked children nothing is called.
+def after_import(name: str, action: Callable[[], object]) -> None:
+    """Call `action` once the module is imported whole, at once where it already is. In forked
+    children nothing is called.
     """
     if name in sys.modules:
         action()
     else:
-        sys.meta_path.insert(0, _Watch(name, action, before))
+        sys.meta_path.insert(0, _Watch(name, action))
 
 
 class _Watch(MetaPathFinder):
     """Finds nothing itself; takes note of what the other finders have for one module."""
 
-    def __init__(
-        self, name: str, action: Callable[[], object], before: Callable[[], object] | None
-    ) -> None:
-        self._name, self._action, self._before = name, action, before
+    def __init__(self, name: str, action: Callable[[], object]) -> None:
+        self._name, self._action = name, action
         self._pid = os.getpid()
         self._asking = False
 
@@ -59,8 +55,6 @@ class _Watch(MetaPathFinder):
 
         def run_and_act(module: ModuleType) -> None:
             vars(loader).pop("exec_module", None)  # gone, where others follow it too
-            if self._before is not None and os.getpid() == self._pid:
-                self._before()
             run(module)
             sys.meta_path.remove(self)
             if os.getpid() == self._pid:

@@ -17,6 +17,7 @@ import errno
 import json
 import os
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ class Overlay:
         self._hidden_file = os.path.join(self.folder, _HIDDEN)
         self._hidden_read = 0
         self._folders: dict[str, str] = {}
+        self._depth = threading.local()
         self._began_in = os.path.join(os.getcwd(), "")
         self._caches = caches()
 
@@ -81,10 +83,12 @@ class Overlay:
             return None
         if self.is_below(path) or self.is_below(key := self.key(path)):
             return None
-        if self.is_marked(key):
+        # Named by the script, or where a link leads that is named so.
+        names = {key, os.path.abspath(path)}
+        if any(self.is_marked(each) for each in names):
             return key
         # A project may lie in a folder that has such a name itself.
-        if NAME.search(key.removeprefix(self._began_in)) is None:
+        if not any(NAME.search(each.removeprefix(self._began_in)) for each in names):
             return None
         return None if key in self.own or key.startswith(self._caches) else key
 
@@ -97,7 +101,14 @@ class Overlay:
         if found is None:
             if len(self._folders) >= _MOST_FOLDERS:
                 self._folders.clear()
-            found = self._folders[folder] = os.path.realpath(folder)
+            depth = getattr(self._depth, "now", 0)
+            if depth > _MOST_LINKS:  # they lead in a circle
+                return folder
+            self._depth.now = depth + 1
+            try:
+                found = self._folders[folder] = os.path.realpath(folder)
+            finally:
+                self._depth.now = depth
         return found
 
     def changed(self) -> None:
@@ -246,7 +257,11 @@ class Overlay:
             return os.fsencode(place) if isinstance(path, bytes) else place
         if self.is_hidden(key):
             raise failure(errno.ENOENT, path)
-        return path
+        return self.real(path, key)
+
+    def real(self, path: Any, key: str) -> Any:
+        """What names for real what the script means: its path, unless a link of ours is in it."""
+        return path if os.path.abspath(os.fsdecode(path)) == key else key
 
     def is_seen(self, path: Any, key: str) -> bool:
         """Whether the script sees a file or folder there, as os.path.exists says it."""
@@ -260,13 +275,13 @@ class Overlay:
         """Where a link of ours leads for the script: to a place of ours or a path of the user's."""
         for _ in range(_MOST_LINKS):
             if not os.path.islink(place) or pinned(place) is not None:
-                break
+                return place
             end = os.path.normpath(os.path.join(os.path.dirname(place), REAL.readlink(place)))
             key = self.key(end.removeprefix(self.folder))
             place = self.place(key)
             if self.is_users(key) and not lexists(place):
                 return key
-        return place
+        raise failure(errno.ELOOP, place)
 
     def has_folder(self, key: str, *, follow: bool = True) -> bool:
         """Whether the script sees a folder there."""
@@ -296,9 +311,9 @@ class Overlay:
 
     # Writing
 
-    def writing(self, path: Any, key: str, *, keep: bool) -> str | None:
+    def writing(self, path: Any, key: str, *, keep: bool) -> Any:
         """Where a file is to be written that the script opens at this path; `keep` copies what it
-        holds. None where the script's own path is right: it cannot be written there or is no file.
+        holds. The path itself where it cannot be written or is no file.
         """
         place, users = self.place(key), self.is_users(key) and os.path.exists(key)
         if lexists(place):
@@ -308,9 +323,9 @@ class Overlay:
                     copy_file(source, place)
             elif os.path.islink(place):
                 end = self._end_of(place)
-                return self.writing(path, end.removeprefix(self.folder), keep=keep) or end
+                return self.writing(end, end.removeprefix(self.folder), keep=keep)
         elif self.is_missing(key, path) or (users and not stat.S_ISREG(REAL.stat(key).st_mode)):
-            return None
+            return self.real(path, key)
         else:
             os.makedirs(os.path.dirname(place), exist_ok=True)
             if users and keep:
@@ -340,17 +355,16 @@ class Overlay:
             saved[new] = given
         self.saved = saved
 
-    def claim(self, path: Any) -> str | None:
-        """Where an explicit save to this path is to go; None where the path itself is right."""
-        key, given = self.ours(path), text(path)
+    def claim(self, path: Any) -> Any:
+        """The same for an explicit save, which makes the path the trial's."""
+        given = text(path)
         if given is None:
-            return None
-        if key is None:
-            key = self.key(given)
-            if self.is_below(key) or key in self.own:
-                return None
+            return path
+        key = self.ours(given) or self.key(given)
+        if self.is_below(key) or key in self.own:
+            return path
         place = self.writing(given, key, keep=False)
-        if place is not None:
+        if self.is_below(place):
             self.mark(key)
         return place
 

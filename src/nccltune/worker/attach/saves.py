@@ -120,10 +120,7 @@ def _replace_safetensors(overlay: Overlay) -> None:
 
 
 def _saving(overlay: Overlay, name: str, position: int) -> Callable[[Function], Function]:
-    def place(path: Any) -> Any:
-        return path if (place := overlay.claim(path)) is None else place
-
-    return _with_path(name, position, place)
+    return _with_path(name, position, overlay.claim)
 
 
 def _loading(overlay: Overlay, name: str, position: int) -> Callable[[Function], Function]:

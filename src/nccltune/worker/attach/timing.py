@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from nccltune.worker.spec import Settings
 from nccltune.worker.status import Status, WrongResult
 from nccltune.worker.timer import Clock, Queue, WindowTimer
 
+_EARLY = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "NUMEXPR_", "ATEN_")
 _LOOKED_AT = 12  # steps, in a launch that only looks at the script
 _LOOKED_SECONDS = 60.0
 _FEWEST = 3
@@ -71,10 +72,14 @@ class Timing:
     """Every rank has one; they ask for the same steps, since they see the same figures."""
 
     def __init__(
-        self, status: Status, saves: Saves | None, folder: Path, early: Sequence[str]
+        self,
+        status: Status,
+        saves: Saves | None,
+        folder: Path,
+        environment: Mapping[str, str],
     ) -> None:
-        """`early`: variables that the script has set before it imported torch."""
-        self._status, self._saves, self._early = status, saves, list(early)
+        """`environment`: before the script began."""
+        self._status, self._saves, self._environment = status, saves, environment
         self._ranks = StoreRanks(folder)
         self._ranks.gather([])  # from here on every rank is up
         self._channel = Channel.connect() if self._ranks.rank == 0 else None
@@ -246,7 +251,7 @@ class Timing:
             "ddp_logging": _logging(model),
             "accumulates": not ddp.synchronised or ddp.forwards > 1.5 * max(1, steps),
             "fsdp": _uses_fsdp(),
-            "early_variables": self._early,
+            "early_variables": _set_early(self._environment),
             "loaders": [r.facts() for r in loaders.records[:20]],
             "training": [record.key for record in feeding],
             "optimizers": optimizers.steps,
@@ -291,6 +296,14 @@ def _logging(model: Any) -> dict[str, Any]:
     except (AttributeError, RuntimeError):
         return {}
     return {n: v for n, v in found.items() if isinstance(v, (bool, int, float, str))}
+
+
+def _set_early(before: Mapping[str, str]) -> list[str]:
+    """What the script has set of what libraries read when they are loaded, so that it must set it
+    before it imports torch.
+    """
+    changed = (n for n, value in os.environ.items() if before.get(n) != value)
+    return sorted(name for name in changed if name.startswith(_EARLY))
 
 
 def _uses_fsdp() -> bool:

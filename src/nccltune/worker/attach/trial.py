@@ -44,9 +44,8 @@ class Trial:
     done: bool = False
     steps: int = 0
     timing: Any = None
-    early: Sequence[str] = ()
-    """Variables that the script has set before it imported torch."""
-    _environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+    environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+    """Before the script began."""
     _told: float = field(default_factory=time.monotonic)
 
     def begin(self) -> None:
@@ -54,14 +53,9 @@ class Trial:
         from nccltune.worker.attach.timing import Timing
 
         self.status.at("rendezvous")
-        self.timing = Timing(self.status, self.saves, Path(os.environ[LOG_DIR]), self.early)
+        self.timing = Timing(self.status, self.saves, Path(os.environ[LOG_DIR]), self.environment)
         self.timing.watch(self._on_step)
         self.status.at("build")
-
-    def note_environment(self) -> None:
-        """Called when torch is about to be imported."""
-        before = self._environment
-        self.early = sorted(n for n, value in os.environ.items() if before.get(n) != value)
 
     def _on_step(self, samples: int | None) -> None:
         if self.done:
@@ -94,7 +88,7 @@ def run_trial(arguments: Sequence[str]) -> None:
     status = Status(folder, rank)
     saves = redirect_saves(Path(os.environ[SAVES])) if SAVES in os.environ else None
     trial = Trial(status, saves)
-    after_import("torch", trial.begin, before=trial.note_environment)
+    after_import("torch", trial.begin)
     code = _run(arguments, trial)
     if not ours():  # a child that the script forked came back from there
         leave(code)
