@@ -20,7 +20,8 @@ SEARCH = {
     "--data", "--precision", "--channels-last", "--cudnn-benchmark", "--no-cudnn-benchmark",
     "--fix", "--only", "--exclude", "--allow-guarded", "--allow-unsafe", "--study", "--studies-dir",
     "--new", "--seed", "--dry-run", "--json", "--measure-seconds", "--confirm-launches",
-    "--search-anyway", "--unpin",
+    "--search-anyway", "--unpin", "--optimizer", "--samples-per-step", "--loader-match",
+    "--allow-saves", "--workdir",
 }  # fmt: skip
 SHOW = {"--trial", "--studies-dir", "--json"}
 
@@ -97,6 +98,7 @@ def test_choices_and_defaults() -> None:
         "backend": ["auto", "nccl", "gloo"],
         "launcher": ["auto", "warm", "torchrun"],
         "precision": ["fp32", "tf32", "bf16", "fp16"],
+        "workdir": ["here", "scratch"],
     }
     defaults = {
         n: p.default
@@ -106,7 +108,7 @@ def test_choices_and_defaults() -> None:
     assert defaults == {
         "device": "auto", "backend": "auto", "launcher": "auto", "data": "images",
         "precision": "tf32", "cudnn_benchmark": True, "studies_dir": Path("studies"),
-        "confirm_launches": 12,
+        "confirm_launches": 12, "workdir": "here",
     }  # fmt: skip
 
 

@@ -20,6 +20,32 @@ MISTAKES = {
     "half a fix": (["--fix", "num_workers"], "--fix num_workers: write it as NAME=VALUE"),
     "a fix of nothing": (["--fix", "a="], "--fix a=: needs a value; write a=null for unset"),
     "a fix given twice": (["--fix", "a=1", "--fix", "a=2"], "--fix a: given twice"),
+    "a word too many": (["resnet50"], "resnet50: no such file; give the training script after --"),
+    "no script after all": (["--", "-m"], "-m: give the module"),
+    "a program": (["--", "env", "train.py"], "env: is a program, not a script in Python"),
+    "a misspelt place": (
+        ["--", __file__, "{batchsize}"],
+        "{batchsize}: no parameter of that name, did you mean {batch_size}?",
+    ),
+    "a place for a variable": (
+        ["--", __file__, "{NCCL_ALGO}"],
+        "{NCCL_ALGO}: variables are set in the script's environment",
+    ),
+    "two numbers of ranks": (
+        ["--nproc-per-node", "2", "--", "torchrun", "--nproc-per-node=3", __file__],
+        "--nproc-per-node 2: torchrun is given 3",
+    ),
+    "several nodes": (
+        ["--", "torchrun", "--nnodes=2", __file__],
+        "--nnodes 2: only one machine is searched",
+    ),
+    "no Python": (["--", "torchrun", "--no-python", "x"], "--no-python: the script has to be"),
+    "no batch size": (
+        ["--only", "batch_size", "--", __file__],
+        "batch_size: test_cli_search_mistakes.py has no place for it ({batch_size}); write "
+        "{batch_size} where the script takes it, as in `test_cli_search_mistakes.py --batch-size "
+        "{batch_size}`, or --exclude batch_size",
+    ),
 }
 
 REFUSED = {
@@ -40,7 +66,8 @@ REFUSED = {
     "no measuring time": (["--measure-seconds", "nan"], "must be a number, got nan"),
     "another precision": (["--precision", "int8"], "'int8' is not one of"),
     "a seed in words": (["--seed", "x"], "'x' is not a valid integer"),
-    "a word too many": (["resnet50"], "unexpected extra argument (resnet50)"),
+    "our job and a script": (["--model", "resnet18", "--", __file__], "--model: the script says"),
+    "a script's option": (["--workdir", "scratch"], "--workdir: it is for a script, given after"),
     "a value missing": (["--model"], "Option '--model' requires an argument"),
 }
 

@@ -14,6 +14,7 @@ from nccltune.cli.lint import lint
 from nccltune.cli.run import run
 from nccltune.cli.search import search
 from nccltune.cli.show import show
+from nccltune.cli.speaking import let_go_of_stdout, readers_may_leave, say
 from nccltune.errors import Interrupted, NccltuneError
 
 
@@ -46,8 +47,8 @@ def _run() -> int:
         # Not app.main(): that makes exit code 1 of a reader that has gone, as with `| head`.
         with app.make_context("nccltune", sys.argv[1:]) as context:
             code = app.invoke(context)
-        sys.stdout.flush()
-        return code if isinstance(code, int) else 0
+        with readers_may_leave():
+            return code if isinstance(code, int) else 0
     except click.exceptions.Exit as leaving:
         return leaving.exit_code
     except click.ClickException as error:
@@ -63,16 +64,14 @@ def _run() -> int:
         print("nccltune: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Nothing more can be written; the interpreter shall not try again when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        let_go_of_stdout()
         return 0
     except OSError as error:  # a full disk, a folder in place of a file
         where = f"{error.filename}: " if error.filename else ""
-        _complain(f"cannot go on: {where}{error.strerror or error}; finished trials are kept")
+        kept = "; finished trials are kept" if sys.argv[1:2] == ["search"] else ""
+        _complain(f"cannot go on: {where}{error.strerror or error}{kept}")
         return 1
 
 
 def _complain(text: str) -> None:
-    from nccltune.cli.speaking import say
-
     say(f"nccltune: error: {text}")

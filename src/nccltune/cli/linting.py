@@ -14,7 +14,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from nccltune.cli.speaking import say
+from nccltune.cli.speaking import readers_may_leave, say
 from nccltune.errors import UsageError
 from nccltune.launch.libraries import Libraries, libraries_of
 from nccltune.machine import devices
@@ -59,11 +59,12 @@ def run_lint(
     for note in _told(around, nccl_from):
         say(_printable(note))
     counts: Counter[str] = Counter(item.severity for item in found)
-    if as_json:
-        print(json.dumps(_document(read, around, nccl_from, found, counts), indent=2))
-    else:
-        for item in found:
+    with readers_may_leave():
+        if as_json:
+            print(json.dumps(_document(read, around, nccl_from, found, counts), indent=2))
+        for item in () if as_json else found:
             print(_printable(_line(item)))
+    if not as_json:
         say(_printable(_summary(read, counts)))
     return 1 if counts["error"] or counts["warning"] else 0
 

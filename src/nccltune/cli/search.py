@@ -37,7 +37,7 @@ def listed(
     _context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Names that were given one by one, or several with commas between them."""
-    return tuple(name.strip() for text in value for name in text.split(","))
+    return tuple(dict.fromkeys(name.strip() for text in value for name in text.split(",")))
 
 
 def measure_seconds(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+from collections.abc import Iterator
 
 
 def say(text: str) -> None:
@@ -11,3 +14,18 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
     except (OSError, ValueError):
         return
+
+
+@contextlib.contextmanager
+def readers_may_leave() -> Iterator[None]:
+    """A reader of stdout that has gone, as with `| head`, is no error, and changes no exit code."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        let_go_of_stdout()
+
+
+def let_go_of_stdout() -> None:
+    """Nothing more can be written; the interpreter shall not try again when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

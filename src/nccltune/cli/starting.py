@@ -26,7 +26,7 @@ from nccltune.launch.worker_files import place_worker
 from nccltune.machine.gpus import visible_gpus
 from nccltune.nccl.site import site_variables
 from nccltune.study.options import SearchOptions
-from nccltune.study.script_survey import survey_script
+from nccltune.study.script_survey import check_script, survey_script
 from nccltune.study.script_task import ScriptTask
 from nccltune.study.survey import Survey, data_source, find_python, survey
 from nccltune.worker.images import image_folder
@@ -67,7 +67,9 @@ def started(
     own = without_unpinned(os.environ, options.unpin)
     stop, environ = StopFlag(), emulating(own, options.emulate_hosts)
     python = find_python(options.python)
-    if not options.script:
+    if options.script:
+        check_script(options, environ)
+    else:
         data_source(options.data)
     with stop.installed(), temporary_folder() as folder, contextlib.ExitStack() as stack:
         worker_path = place_worker(folder)

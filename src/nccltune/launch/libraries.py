@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from nccltune.launch.supervised import Supervised
 from nccltune.worker import libraries
 
 _LIMIT_SECONDS = 60.0
@@ -28,16 +29,14 @@ def libraries_of(python: str, environ: Mapping[str, str]) -> Libraries:
     with tempfile.TemporaryDirectory(prefix="nccltune-lint-") as folder:
         answer = Path(folder) / "answer.json"
         try:
-            subprocess.run(
-                [python, str(libraries.__file__), str(answer)],
-                env=dict(environ),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                timeout=_LIMIT_SECONDS,
-                check=False,
+            process = Supervised(  # with all that it starts, where it does not end
+                [python, str(libraries.__file__), str(answer)], environ, Path(os.devnull)
             )
+            try:
+                process.wait(_LIMIT_SECONDS)
+            finally:
+                process.end()
             found = json.loads(answer.read_text())
             return Libraries(found["nccl"], found["nccl_from"], found["torch"])
-        except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError):
             return Libraries()

@@ -43,6 +43,14 @@ class Supervised:
         """The command's exit code as a shell would give it, or None while it runs."""
         return self._process.poll()
 
+    def wait(self, seconds: float) -> bool:
+        """Whether the command ends within that time."""
+        try:
+            self._process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def end(self) -> None:
         """Close the supervisor's stdin: it kills every descendant and ends."""
         assert self._process.stdin is not None

@@ -99,7 +99,8 @@ def _which(summary: Summary, own: Outcome) -> str:
     """Whose settings they are; where the defaults are kept, what was compared with them."""
     if own.trial.number:
         return f"trial {own.trial.number} of {len(summary.trials)}"
-    kept = f"the defaults, after {len(summary.trials)} trials"
+    count = len(summary.trials)
+    kept = f"the defaults, after {count} trial{'' if count == 1 else 's'}"
     answer = summary.own
     if answer is None or answer.verdict is None or answer.trial is None:
         return kept

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,14 @@ from nccltune.study.options import SearchOptions
 from nccltune.study.script_task import ScriptTask
 from nccltune.study.survey import Survey, job_backend, job_device, job_ranks, used_machine
 from nccltune.worker.spec import Workload
+
+
+def check_script(options: SearchOptions, environ: Mapping[str, str]) -> None:
+    """What can be known of the command before anything is asked. Raises UsageError."""
+    command = read_script(options.script, environ)
+    task = ScriptTask(command, _placed(command))
+    _asked_ranks(options, command)
+    _refuse_asked(options, task, task.no_place(frozenset()))
 
 
 def survey_script(options: SearchOptions, python: JobPython, stop: StopFlag) -> Survey:
@@ -192,12 +200,21 @@ def refuse_no_place(survey: Survey, space: ResolvedSpace) -> None:
         return
     reasons = script.no_place(frozenset(survey.job["ddp_arguments"]))
     own_space = options.space is not None and ("/" in options.space or "." in options.space)
-    asked = {*options.fix, *options.only}
-    if own_space:
-        asked |= {n.parameter for n in space.notes if n.action == "dropped"} - {*options.exclude}
-    for name in [n for n in reasons if n in asked]:
+    dropped = {n.parameter for n in space.notes if n.action == "dropped"} if own_space else set()
+    _refuse_asked(options, script, reasons, dropped - {*options.exclude})
+
+
+def _refuse_asked(
+    options: SearchOptions,
+    script: ScriptTask,
+    reasons: Mapping[str, str],
+    also: Collection[str] = (),
+) -> None:
+    for name, reason in reasons.items():
+        if name not in (*options.fix, *options.only, *also):
+            continue
         option = "leave it out of --fix" if name in options.fix else f"--exclude {name}"
         raise UsageError(
-            f"{name}: {reasons[name]}; write {{{name}}} where the script takes it, as in "
+            f"{name}: {reason}; write {{{name}}} where the script takes it, as in "
             f"`{script.command.name} --{name.replace('_', '-')} {{{name}}}`, or {option}"
         )

@@ -107,5 +107,6 @@ def _assignments(path: Path, command: Command) -> dict[str, str]:
             raise UsageError(f"{where}: not NAME=value: {bare}")
         if word.computed or (not word.quoted and _EXPANDED.search(value)):
             raise UsageError(f"{where}: only plain values are read, got {bare}")
-        found[name] = allowed_variable(f"{where}: {name}", name, value)
+        ended = "\r" if word.returned else ""  # a shell keeps it
+        found[name] = allowed_variable(f"{where}: {name}", name, value + ended)
     return found

@@ -27,6 +27,8 @@ from nccltune.study.definition import Task
 from nccltune.study.options import SearchOptions
 from nccltune.worker.spec import Workload
 
+_RANKS_A_CORE = 8  # on the CPU; each rank takes some hundred MB
+
 
 @dataclass(frozen=True)
 class Survey:
@@ -234,6 +236,11 @@ def job_backend(given: str, device: str, job: Mapping[str, Any]) -> str:
 
 def job_ranks(given: int | None, device: str, gpus: int) -> int:
     if device == "cpu":
+        most = _RANKS_A_CORE * (os.cpu_count() or 1)
+        if given is not None and given > most:
+            raise UsageError(
+                f"--nproc-per-node {given}: at most {most} ranks on the {os.cpu_count()} cores here"
+            )
         return given or 2
     if given is not None and given > gpus:
         raise UsageError(

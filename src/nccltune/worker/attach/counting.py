@@ -23,7 +23,7 @@ class SampleCount:
         self._loaders: LoaderUse | None = None
         self.workers = self.buffered = self.consumed = 0
         self._told = 0
-        self._telling = False
+        self._telling = self._loader_alone = False
         self._events = self._interruptions = self._since_last = 0
         self._gaps: deque[int] = deque(maxlen=_GAPS)
         self._steps = 0
@@ -64,6 +64,14 @@ class SampleCount:
         rows = ranks.gather([workers, buffered])
         self.workers, self.buffered = (int(max(column)) for column in zip(*rows, strict=True))
 
+    def settle(self) -> None:
+        """Where the loader is what samples are counted by, it alone is looked at from here on."""
+        assert self._ddp is not None
+        loaded, forward, _ = self._totals()
+        if 0 < loaded <= forward:
+            self._loader_alone = True
+            self._ddp.stop_counting()
+
     def _training(self) -> Any:
         assert self._loaders is not None
         feeding = self._loaders.feeding(self._steps)
@@ -103,7 +111,7 @@ class SampleCount:
             return self._fixed * steps, interruptions
         if self._telling:
             return told, interruptions
-        return _samples_of(loaded, forward), interruptions
+        return loaded if self._loader_alone else _samples_of(loaded, forward), interruptions
 
     def rhythm(self) -> tuple[int, int]:
         """(steps from one interruption to the next, median of the last ones; steps since then)."""
@@ -114,6 +122,8 @@ class SampleCount:
         if self._fixed is not None:
             return float(self._fixed)
         loaded, forward, told = self._totals()
+        if self._loader_alone:
+            return loaded / max(1, self._steps)
         samples = told if self._telling else _samples_of(loaded, forward)
         return samples / max(1, self._steps)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from nccltune.worker.attach.process import ours
 from nccltune.worker.attach.samples import samples_in
@@ -40,6 +41,7 @@ class DdpUse:
     evaluations: int = 0
     """How often a module was switched to evaluation."""
     _modules: list[weakref.ref[DistributedDataParallel]] = field(default_factory=list)
+    _hooks: list[RemovableHandle] = field(default_factory=list)
 
     def modules(self) -> list[DistributedDataParallel]:
         """Those that are alive, in the order in which they were made."""
@@ -54,7 +56,13 @@ class DdpUse:
                 if isinstance(v, _SIMPLE) and name not in _JOBS_OWN
             }
         self._modules.append(weakref.ref(module))
-        module.register_forward_pre_hook(self._forward, with_kwargs=True)
+        self._hooks.append(module.register_forward_pre_hook(self._forward, with_kwargs=True))
+
+    def stop_counting(self) -> None:
+        """Batches that go forward are not looked at any more: that costs each step 30 us."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     def _forward(self, _module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         # While torch.compile traces this it is nothing, so that it leaves no break in the graph.

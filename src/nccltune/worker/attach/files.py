@@ -268,7 +268,8 @@ def make_rename(overlay: Overlay, original: Function) -> Function:
     ) -> Any:
         at = src_dir_fd is not None or dst_dir_fd is not None
         if at or not moves.concerns(overlay, src, dst):
-            return original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+            original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+            return None if at else overlay.made_from(src, dst)
         moves.rename(overlay, src, dst)
 
     return rename

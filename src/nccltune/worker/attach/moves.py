@@ -7,7 +7,16 @@ import os
 from typing import Any
 
 from nccltune.worker.attach.overlay import Overlay
-from nccltune.worker.attach.paths import REAL, copy_file, failure, is_folder, lexists, pin, text
+from nccltune.worker.attach.paths import (
+    REAL,
+    copy_file,
+    failure,
+    is_folder,
+    is_link,
+    lexists,
+    pin,
+    text,
+)
 
 
 def concerns(overlay: Overlay, source: Any, target: Any) -> bool:
@@ -113,7 +122,7 @@ def _take_across(source: str, target: str) -> None:
         return
     if lexists(target):
         REAL.unlink(target)
-    if os.path.islink(source):
+    if is_link(source):
         REAL.symlink(REAL.readlink(source), target)
     else:
         copy_file(source, target)
@@ -133,7 +142,7 @@ def _link_all(overlay: Overlay, old: str, new: str) -> None:
                 _link_all(overlay, below, os.path.join(new, name))
     elif not lexists(place):
         os.makedirs(os.path.dirname(place), exist_ok=True)
-        if os.path.islink(old):
+        if is_link(old):
             REAL.symlink(_leading(overlay, REAL.readlink(old), new), place)
         else:
             pin(old, place)

@@ -30,7 +30,9 @@ from nccltune.worker.attach.paths import (
     copy_file,
     failure,
     is_folder,
+    is_link,
     lexists,
+    mode,
     pinned,
     text,
     upwards,
@@ -52,6 +54,7 @@ class Overlay:
         os.makedirs(self.folder, exist_ok=True)
         self.saved: dict[str, str] = {}
         """key -> the path as the script gave it, in the order of the first save to each."""
+        self._asked: dict[str, str] = {}
         self.spared: set[str] = set()
         """Keys of the user's that the script wanted to delete or to move."""
         self.own: set[str] = set()
@@ -84,7 +87,7 @@ class Overlay:
         if self.is_below(path) or self.is_below(key := self.key(path)):
             return None
         # Named by the script, or where a link leads that is named so.
-        names = {key, os.path.abspath(path)}
+        names = (key,) if path == key else (key, os.path.abspath(path))
         if any(self.is_marked(each) for each in names):
             return key
         # A project may lie in a folder that has such a name itself.
@@ -93,8 +96,12 @@ class Overlay:
         return None if key in self.own or key.startswith(self._caches) else key
 
     def key(self, path: str) -> str:
-        folder, name = os.path.split(os.path.abspath(path))
-        return os.path.join(self._without_links(folder), name)
+        folder, _, name = path.rpartition("/")
+        found = self._folders.get(folder) if name not in ("", ".", "..") else None
+        if found is None:
+            folder, name = os.path.split(os.path.abspath(path))
+            found = self._without_links(folder)
+        return os.path.join(found, name)
 
     def _without_links(self, folder: str) -> str:
         found = self._folders.get(folder)
@@ -190,7 +197,7 @@ class Overlay:
             return True
         if key.startswith(self._caches):
             return False
-        if os.path.islink(key):
+        if is_link(key):
             target = os.path.realpath(key)
             return self.ours(target) is not None or self._holds_checkpoints(target)
         spared = any(each.startswith(key + os.sep) for each in self.spared)
@@ -239,6 +246,12 @@ class Overlay:
         if given is not None and not lexists(key := self.key(given)):
             self.own.add(key)
 
+    def made_from(self, source: Any, target: Any) -> None:
+        """It was renamed, for real: a file is often written under another name first."""
+        if self.own and (old := self.key(os.fsdecode(source))) in self.own:
+            self.own.remove(old)
+            self.own.add(self.key(os.fsdecode(target)))
+
     def is_own(self, key: str) -> bool:
         """Whether this process has made it, or a folder that it is in."""
         return any(each in self.own for each in upwards(key))
@@ -250,8 +263,8 @@ class Overlay:
         FileNotFoundError if the user's is hidden.
         """
         place = self.place(key)
-        if lexists(place):
-            if os.path.islink(place):
+        if kind := mode(place):
+            if stat.S_ISLNK(kind):
                 place = self._end_of(place) if follow else place
                 place = pinned(place) or place
             return os.fsencode(place) if isinstance(path, bytes) else place
@@ -261,7 +274,8 @@ class Overlay:
 
     def real(self, path: Any, key: str) -> Any:
         """What names for real what the script means: its path, unless a link of ours is in it."""
-        return path if os.path.abspath(os.fsdecode(path)) == key else key
+        same = path == key or os.path.abspath(os.fsdecode(path)) == key
+        return path if same else key
 
     def is_seen(self, path: Any, key: str) -> bool:
         """Whether the script sees a file or folder there, as os.path.exists says it."""
@@ -274,7 +288,7 @@ class Overlay:
     def _end_of(self, place: str) -> str:
         """Where a link of ours leads for the script: to a place of ours or a path of the user's."""
         for _ in range(_MOST_LINKS):
-            if not os.path.islink(place) or pinned(place) is not None:
+            if not is_link(place) or pinned(place) is not None:
                 return place
             end = os.path.normpath(os.path.join(os.path.dirname(place), REAL.readlink(place)))
             key = self.key(end.removeprefix(self.folder))
@@ -321,7 +335,7 @@ class Overlay:
                 REAL.unlink(place)
                 if keep:
                     copy_file(source, place)
-            elif os.path.islink(place):
+            elif is_link(place):
                 end = self._end_of(place)
                 return self.writing(end, end.removeprefix(self.folder), keep=keep)
         elif self.is_missing(key, path) or (users and not stat.S_ISREG(REAL.stat(key).st_mode)):
@@ -369,14 +383,22 @@ class Overlay:
         return place
 
     def claim_folder(self, path: Any) -> Any:
-        """The same for a checkpoint that is a folder; it is made. URLs are left as they are."""
+        """The same for a checkpoint that is a folder, before it is made. URLs stay as they are."""
         given = text(path)
         if given is None or "://" in given or self.is_below(key := self.key(given)):
             return path
         self.mark(key)
-        self.saved.setdefault(key, given)
-        os.makedirs(self.place(key), exist_ok=True)
-        return type(path)(self.place(key)) if isinstance(path, (str, Path)) else self.place(key)
+        self._asked[key] = given
+        place = self.place(key)
+        return Path(place) if isinstance(path, Path) else place
+
+    def save_folder(self, path: Any) -> Any:
+        """It is written now."""
+        place = self.claim_folder(path)
+        key = str(text(place)).removeprefix(self.folder)
+        if key in self._asked:
+            self.saved.setdefault(key, self._asked[key])
+        return place
 
     def loading(self, path: Any) -> Any:
         """What an explicit load of this path is to read, also what another rank has saved."""

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+from nccltune.worker.status import LOG_DIR
+
 # As they were before anything was put in their place.
 REAL = SimpleNamespace(
     open=io.open,
@@ -49,6 +51,7 @@ what is in them; not `x.pt.log`, and no locks.
 BESIDE = (".json", ".yaml", ".yml", ".txt", ".model")
 """Endings of what describes the weights beside it: config.json, tokenizer.model."""
 
+_CACHES = ("TORCH_HOME", "HF_HOME", "HF_HUB_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 _PIN = "/./"  # leads where "/" does, and no one else writes it
 
 
@@ -61,12 +64,20 @@ def text(path: Any) -> str | None:
     return None
 
 
-def lexists(path: str) -> bool:
+def mode(path: str) -> int:
+    """What is there, for the functions of stat, links themselves; 0 for nothing."""
     try:
-        REAL.lstat(path)
+        return int(REAL.lstat(path).st_mode)
     except (OSError, ValueError):
-        return False
-    return True
+        return 0
+
+
+def lexists(path: str) -> bool:
+    return mode(path) != 0
+
+
+def is_link(path: str) -> bool:
+    return stat.S_ISLNK(mode(path))
 
 
 def is_folder(path: str, *, follow: bool = True) -> bool:
@@ -79,7 +90,7 @@ def is_folder(path: str, *, follow: bool = True) -> bool:
 
 def pinned(place: str) -> str | None:
     """The user's file that a link made by `pin` stands for; None for all else."""
-    if os.path.islink(place) and (said := REAL.readlink(place)).startswith(_PIN):
+    if is_link(place) and (said := REAL.readlink(place)).startswith(_PIN):
         return str(said[len(_PIN) - 1 :])
     return None
 
@@ -96,9 +107,10 @@ def failure(number: int, *paths: Any) -> OSError:
 
 
 def caches() -> tuple[str, ...]:
-    """Folders for what can be made again, where files named like checkpoints are no one's work."""
-    named = ("TORCH_HOME", "HF_HOME", "HF_HUB_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-    folders = [os.environ[name] for name in named if os.environ.get(name)]
+    """Folders for what can be made again, where files named like checkpoints are no one's work; the
+    trial's logs too.
+    """
+    folders = [os.environ[name] for name in (*_CACHES, LOG_DIR) if os.environ.get(name)]
     folders.append(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     try:
         user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())  # as torch._inductor does

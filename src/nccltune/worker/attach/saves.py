@@ -90,17 +90,23 @@ def _replace_writer(overlay: Overlay) -> None:
 
     # The class that FileSystemWriter and those for other file systems have in common.
     writer: Any = next(c for c in filesystem.FileSystemWriter.__mro__ if "reset" in vars(c))
-    make = _with_path("path", 1, overlay.claim_folder)
-    writer.__init__ = make(writer.__init__)
-    make = _with_path("checkpoint_id", 1, overlay.claim_folder)
-    writer.reset = make(writer.reset)
+    writer.__init__ = _with_path("path", 1, overlay.claim_folder)(writer.__init__)
+    writer.reset = _with_path("checkpoint_id", 1, overlay.claim_folder)(writer.reset)
+    original = writer.prepare_local_plan
+
+    @functools.wraps(original)
+    def prepare_local_plan(self: Any, plan: Any) -> Any:
+        overlay.save_folder(self.path)
+        return original(self, plan)
+
+    writer.prepare_local_plan = prepare_local_plan
 
 
 def _replace_async_save(overlay: Overlay) -> None:
     """It may save in another process, that is told where."""
     from torch.distributed.checkpoint import state_dict_saver as saver
 
-    saver.async_save = _with_path("checkpoint_id", 1, overlay.claim_folder)(saver.async_save)
+    saver.async_save = _with_path("checkpoint_id", 1, overlay.save_folder)(saver.async_save)
 
 
 def _replace_safetensors(overlay: Overlay) -> None:

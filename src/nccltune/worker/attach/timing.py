@@ -175,6 +175,7 @@ class Timing:
         yield  # DDP rebuilds its buckets after the first
         self.synchronize()
         self._samples.agree(self._ranks)
+        self._samples.settle()
         self._clock.start("check")
         checked = self._check_collectives()
         forget_peak_memory(self.device)
