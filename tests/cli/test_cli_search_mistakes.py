@@ -40,6 +40,14 @@ MISTAKES = {
         "--nnodes 2: only one machine is searched",
     ),
     "no Python": (["--", "torchrun", "--no-python", "x"], "--no-python: the script has to be"),
+    "a batch size of its own": (
+        ["--batch-size", "8", "--", __file__],
+        "--batch-size: test_cli_search_mistakes.py says that itself; write {batch_size} where",
+    ),
+    "options of Python": (
+        ["--", "python", "-O", __file__],
+        "-O: options of Python are not passed on",
+    ),
     "no batch size": (
         ["--only", "batch_size", "--", __file__],
         "batch_size: test_cli_search_mistakes.py has no place for it ({batch_size}); write "

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -204,8 +204,8 @@ def test_checkpoints_of_a_trial_leave_the_users_alone(run: Runner, tmp_path: Pat
     mine.write_bytes(b"mine")
     ran = run("checkpoints_every_step.py", "--out", str(mine))
     assert mine.read_bytes() == b"mine"
-    assert ran.script["saves"] == 1 and ran.script["first_save"] == str(mine)
-    assert list((ran.logs / "saves").rglob("model.pt"))
+    assert ran.script["saves"] == 1
+    assert not (ran.logs / "saves").exists()  # they can be large
 
 
 def test_a_script_that_reads_stdin_finds_it_empty(run: Runner) -> None:
@@ -256,8 +256,7 @@ def test_an_iterable_data_set(run: Runner) -> None:
 
 def test_without_ddp(run: Runner) -> None:
     ran = run("fsdp2.py")
-    if ran.outcome.failure is not None:
-        pytest.skip("this torch has no FSDP2 on the CPU")
+    assert ran.result["collectives_checked"] > 0
     assert ran.script["ddp_modules"] == 0 and ran.script["fsdp"] is True
     assert ran.script["samples_per_step"] == [16.0, 16.0]
 
@@ -277,6 +276,159 @@ def test_compiled_and_mixed_precision(run: Runner, script: str) -> None:
 
 def test_a_module_of_a_package(run: Runner) -> None:
     assert run("-m", "pkg_train.train").script["samples_per_step"] == [16.0, 16.0]
+
+
+# Scripts that are written as many are, and not as a measurement would like them.
+
+HEAD = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, TensorDataset
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+data = TensorDataset(torch.randn(320, 8), torch.randint(4, (320,)))
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.01)
+def step(model, optimizer, x, y):
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+"""
+LOADER_PER_EPOCH = """
+model = DDP(nn.Linear(8, 4))
+optimizer = sgd(model)
+while True:
+    for x, y in DataLoader(data, batch_size=16, shuffle=True):
+        step(model, optimizer, x, y)
+    for x, y in DataLoader(data, batch_size=64):
+        model.eval(), model(x), model.train()
+"""
+LOADER_PER_EPOCH_WITHOUT_DDP = """
+model = nn.Linear(8, 4)
+optimizer = sgd(model)
+while True:
+    for x, y in DataLoader(data, batch_size=16, shuffle=True):
+        step(model, optimizer, x, y)
+"""
+SLOW_FIRST_OPTIMIZER = """
+generator, critic = DDP(nn.Linear(8, 4)), DDP(nn.Linear(8, 4))
+slow, busy = sgd(generator), sgd(critic)
+loader = DataLoader(data, batch_size=16, shuffle=True)
+while True:
+    for x, y in loader:
+        step(generator, slow, x, y)
+        for _ in range(5):
+            step(critic, busy, x, y)
+"""
+SAVED_WHOLE = """
+import io, copy
+model = DDP(nn.Linear(8, 4))
+optimizer = sgd(model)
+torch.save(model, io.BytesIO()), copy.deepcopy(model)
+while True:
+    for x, y in DataLoader(data, batch_size=16, sampler=torch.arange(320)):
+        step(model, optimizer, x, y)
+"""
+TIMED_LOADER = """
+model = DDP(nn.Linear(8, 4))
+optimizer = sgd(model)
+loader = DataLoader(data, batch_size=16, shuffle=True, num_workers=1, timeout=60)
+while True:
+    for x, y in loader:
+        step(model, optimizer, x, y)
+"""
+NO_SAMPLES = """
+class Graphs:
+    def __init__(self, items):
+        self.x = torch.stack([x for x, _ in items])
+loader = DataLoader(data, batch_size=16, collate_fn=Graphs)
+model = nn.Linear(8, 4)
+optimizer = sgd(model)
+while True:
+    for batch in loader:
+        step(model, optimizer, batch.x, torch.zeros(16, dtype=torch.long))
+"""
+SUBGROUPS = """
+groups = [dist.new_group([0]), dist.new_group([1])]
+model = DDP(nn.Linear(8, 4), process_group=groups[rank])
+optimizer = sgd(model)
+while True:
+    for x, y in DataLoader(data, batch_size=16, shuffle=True):
+        step(model, optimizer, x, y)
+"""
+LISTS = """
+model = DDP(nn.Linear(8, 4))
+optimizer = sgd(model)
+collate = lambda items: ([x.expand(3, 8) for x, _ in items], torch.stack([y for _, y in items]))
+while True:
+    for images, y in DataLoader(data, batch_size=16, shuffle=True, collate_fn=collate):
+        step(model, optimizer, torch.stack([image[0] for image in images]), y)
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], str]:
+    def written(body: str) -> str:
+        script = tmp_path / "script.py"
+        script.write_text(HEAD + body)
+        return str(script)
+
+    return written
+
+
+LONG = replace(SHORT, windows=4, window_seconds=0.3, max_warmup_windows=6)
+Write = Callable[[str], str]
+
+
+@pytest.mark.parametrize("body", [LOADER_PER_EPOCH, LOADER_PER_EPOCH_WITHOUT_DDP])
+def test_a_loader_that_is_made_anew_in_each_epoch_stays_the_training_loader(
+    run: Runner, write: Write, body: str
+) -> None:
+    ran = run(
+        write(body), loader={"prefetch_factor": None}, training=["1:TensorDataset"], settings=LONG
+    )
+    assert all(w["samples"] == 32 * w["steps"] for w in ran.result["windows"])
+    first, *others = ran.script["loaders"]
+    assert ran.script["training"] == [first["key"]] and first["batches"] > 40
+    assert len(others) == ("eval" in body)
+
+
+def test_the_busiest_optimizer_may_step_last(run: Runner, write: Write) -> None:
+    seen = run(write(SLOW_FIRST_OPTIMIZER), settings=LOOK).script
+    assert seen["optimizer"] == 1 and seen["training"] == ["1:TensorDataset"]
+    assert seen["samples_per_step"] == pytest.approx([3.2, 3.2], rel=0.1)  # 16 in five of its steps
+
+
+def test_modules_that_are_saved_whole_and_any_sampler(run: Runner, write: Write) -> None:
+    ran = run(write(SAVED_WHOLE), ddp={"bucket_cap_mb": 3})
+    assert ran.script["samples_per_step"] == [16.0, 16.0]
+
+
+def test_a_time_limit_of_workers_goes_with_them(run: Runner, write: Write) -> None:
+    ran = run(write(TIMED_LOADER), loader={"num_workers": 0}, training=["1:TensorDataset"])
+    assert ran.script["loaders"][0]["passed"] == {"num_workers": 0}
+
+
+def test_batches_without_tensors_have_no_samples_unless_told(run: Runner, write: Write) -> None:
+    assert run(write(NO_SAMPLES), settings=LOOK).script["samples_per_step"] == [0.0, 0.0]
+    told = run(write(NO_SAMPLES), samples_per_step=16)
+    assert all(w["samples"] == 32 * w["steps"] for w in told.result["windows"])
+
+
+def test_ddp_on_some_of_the_ranks(run: Runner, write: Write) -> None:
+    ran = run(write(SUBGROUPS))
+    assert ran.result["collectives_checked"] > 0
+
+
+def test_a_batch_may_be_a_list_of_samples(run: Runner, write: Write) -> None:
+    assert run(write(LISTS), settings=LOOK).script["samples_per_step"] == [16.0, 16.0]
+
+
+def test_what_a_script_starts_is_no_rank(run: Runner, write: Write) -> None:
+    body = "import os\nassert not [n for n in os.environ if n in ('PYTHON_EXEC', 'NCCLTUNE_TOKEN')]"
+    ran = run(write(f"{body}\nassert os.environ['NCCLTUNE_TRIAL'] == '1'\n{TIMED_LOADER}"))
+    assert ran.result["samples_per_second"] > 0
 
 
 # By plain commands.

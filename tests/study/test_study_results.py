@@ -21,6 +21,7 @@ from study_jobs import (
 
 import nccltune
 from nccltune.launch.protocol import Failure
+from nccltune.stats.step import diagnosis_of
 from nccltune.study.folder import StudyPaths
 from nccltune.study.outcomes import verdict_line
 from nccltune.study.records import Measurement, Trial, best_of
@@ -260,3 +261,36 @@ def test_a_whole_search_ends_in_its_best(tmp_path: Path) -> None:
     assert summary.larger is not None
     assert summary.larger.value == pytest.approx(130 * 8**0.5)
     assert nccltune.load(paths.best_batch_yaml).batch_size == 512
+
+
+@pytest.mark.parametrize(("spread", "nothing"), [(0.2, True), (0.0, False)])
+def test_where_no_setting_can_win_what_noise_hides_the_defaults_are_kept(
+    tmp_path: Path, spread: float, nothing: bool
+) -> None:
+    """Communication is 2 % of a step, and no loader is waited for."""
+    parts = {name: [[0.1, 0.1]] for name in ("whole", "synthetic")}
+    parts |= {name: [[0.098, 0.098]] for name in ("unsynced", "compute")}
+    parts |= {"loader": [[0.01, 0.01]], "alone": [[0.098]]}
+    looked = {
+        "world_size": 2,
+        "batch_size": 64,
+        "workers": 2,
+        "parts": parts,
+        "steady": True,
+        "data_wait": [[0.0, 0.0]],
+        "host": [],
+        "busy": [],
+        "seconds": {},
+    }
+    summary = recorded(tmp_path / "s", BASELINE)
+    assert verdict_line(summary) == "no candidate was measured"
+    more = [
+        measurement(n, 100.0 * (1 + spread * (n % 2)), trial=0, purpose="noise")
+        for n in range(1, 6)
+    ]
+    found = diagnosis_of(looked, ()).to_dict()
+    more.append(replace(measurement(6, trial=None, purpose="diagnose"), result=found))
+    whole = replace(summary, measurements={m.id: m for m in (BASELINE, *more)})
+    line = verdict_line(whole)
+    assert line.endswith("can be shown here; keep the defaults") is nothing
+    assert (line == "no candidate was measured") is not nothing

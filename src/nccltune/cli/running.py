@@ -100,6 +100,11 @@ def _notes(best: Best | None) -> list[str]:
             f"measured with batch size {best.batch_size} a rank, not the {usual} of the job; the "
             "batch size is not changed: the script sets it"
         )
+    placed = best.workload.get("placed") or {}
+    notes += [
+        f"measured with {value} for {{{name}}} in the script's arguments; give it there"
+        for name, value in placed.items()
+    ]
     unpinned = [n for n in best.provenance.get("unpinned") or () if n in os.environ]
     return notes + [f"measured without {name}, which is set here" for name in unpinned]
 

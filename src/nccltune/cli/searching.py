@@ -13,12 +13,13 @@ from nccltune.cli.starting import (
     end_old,
     launch_settings,
     plain_launcher,
+    script_run,
     started,
     tell_setting,
 )
 from nccltune.launch.emulation import emulating
 from nccltune.launch.plan import LaunchPlan, LaunchSettings
-from nccltune.launch.script import ScriptLauncher, ScriptRun
+from nccltune.launch.script import ScriptLauncher
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.torchrun import TorchrunLauncher
 from nccltune.study.definition import default_name, refuse_changes
@@ -32,13 +33,15 @@ from nccltune.study.folder import (
 )
 from nccltune.study.options import SearchOptions
 from nccltune.study.probing import cached_probe, fixed_env
-from nccltune.study.script_survey import refuse_no_place, with_facts
+from nccltune.study.script_survey import refuse_no_place, with_facts, with_scripts_python
 from nccltune.study.store import Store
 from nccltune.study.survey import Survey, refuse_empty, resolve_space
 
 
 def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
     """Returns the exit code. Raises NccltuneError for everything that goes wrong."""
+    if options.script:
+        options = with_scripts_python(options, os.environ)
     cache = cache_folder()
     if options.study is not None:
         # mistakes that need cost no waiting
@@ -85,15 +88,14 @@ def _plan(found: Survey, settings: LaunchSettings, paths: StudyPaths) -> LaunchP
     if script is None:
         launcher = TorchrunLauncher(settings, StopFlag())
         return launcher.plan(fixed_env(found), logs, "127.0.0.1:PORT", "TOKEN", tag="TAG")
-    own = {"batch_size": found.task.batch_size, "num_workers": found.task.num_workers}
-    starts = ScriptLauncher(settings, StopFlag(), ScriptRun(script.command), settings.worker_path)
+    starts = ScriptLauncher(settings, StopFlag(), script_run(script), settings.worker_path)
     return starts.plan(
         fixed_env(found),
         logs,
         "127.0.0.1:PORT",
         "TOKEN",
         tag="TAG",
-        placed=script.texts({**dict.fromkeys(script.placed), **own}),
+        placed=found.task.placed_texts({}),
     )
 
 

@@ -107,6 +107,10 @@ def plain_launcher(launcher: AnyLauncher, stop: StopFlag, worker_path: Path) -> 
     return TorchrunLauncher(launcher.settings, stop)
 
 
+def script_run(script: ScriptTask) -> ScriptRun:
+    return ScriptRun(script.command, scratch=script.scratch, allow_saves=script.allow_saves)
+
+
 def _launcher(
     found: Survey,
     settings: LaunchSettings,
@@ -116,7 +120,7 @@ def _launcher(
 ) -> AnyLauncher:
     script = found.task.script
     if script is not None:
-        run = ScriptRun(script.command, scratch=script.scratch, allow_saves=script.allow_saves)
+        run = script_run(script)
         if host is None:
             return ScriptLauncher(settings, stop, run, worker_path)
         return WarmLauncher(settings, stop, [host], run)
@@ -197,6 +201,10 @@ def _tell_script(script: ScriptTask, found: Survey) -> None:
         f"job: {words}, on {found.task.nproc_per_node} ranks; each trial is a run of it that is "
         "ended when it was measured"
     )
+    if script.placed:
+        texts = found.task.placed_texts({})
+        own = " ".join(f"{{{name}}}={text}" for name, text in texts.items())
+        say(f"in the baseline {own} (--batch-size, --num-workers and --fix say what yours are)")
     if not script.allow_saves:
         say(
             "its checkpoints go below the folder of each trial in the study (--allow-saves: where "

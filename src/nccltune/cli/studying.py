@@ -27,7 +27,8 @@ from nccltune.stats.noise import noise_threshold
 from nccltune.study.budget import Budget
 from nccltune.study.confirming import confirm_results
 from nccltune.study.definition import Definition, command_line, refuse_changes
-from nccltune.study.diagnosing import diagnose, diagnosis_in, left_out, record
+from nccltune.study.bounds import left_out
+from nccltune.study.diagnosing import diagnose, diagnosis_in, record
 from nccltune.study.effects import Silences
 from nccltune.study.folder import StudyPaths, has_records, read_definition
 from nccltune.study.measuring import Measurer
@@ -35,7 +36,7 @@ from nccltune.study.planner import Memory, Planner, stage_parameters
 from nccltune.study.probing import probe_machine, probe_script
 from nccltune.study.proposals import Proposer
 from nccltune.study.results import write_results
-from nccltune.study.script_survey import plain_because, refuse_no_place, with_facts
+from nccltune.study.script_survey import LookFailed, plain_because, refuse_no_place, with_facts
 from nccltune.study.search import Ending, Search
 from nccltune.study.store import Store
 from nccltune.study.summary import Summary
@@ -251,12 +252,12 @@ def _probe_script(
     say(f"first launch: {name} as it is, for some steps")
     try:
         probe = probe_script(found, launcher, log_dir)
-    except StudyError as error:
-        if launcher is plain:
+    except LookFailed as error:
+        if launcher is plain or error.kind != "crashed" or found.options.launcher == "warm":
             raise
         # It may not bear that torch is there before it begins.
         probe = probe_script(found, plain, log_dir)
-        probe["script"]["plain_because"] = f"it fails where torch is imported before it: {error}"
+        probe["script"]["plain_because"] = "it fails where torch is imported before it begins"
     for line in script_lines(name, probe["script"]):
         say(line)
     if found.task.workload.backend == "nccl":

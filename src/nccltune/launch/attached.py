@@ -70,6 +70,8 @@ def attached_python(folder: Path, python: str | None) -> Path:
         program.chmod(0o755)
     except OSError as error:
         raise StudyError(f"{program}: cannot be written: {error.strerror}") from error
+    if not os.access(program, os.X_OK):
+        raise StudyError(f"{program}: programs cannot be started there (is it mounted noexec?)")
     return program
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nccltune.errors import UsageError
 from nccltune.launch.attached import attached_python
-from nccltune.launch.commands import read_command
+from nccltune.launch.commands import JobCommand, read_command
 from nccltune.launch.environment import launch_environment
 from nccltune.launch.group import GroupFolder, RankGroup
 from nccltune.launch.leftovers import TAG, new_tag
@@ -29,12 +29,13 @@ _SWITCHED_OFF = ("disabled", "dryrun", "offline")
 class ScriptCommand:
     """What is started: `target` is what Python would be given, SCRIPT ARGS or -m MODULE ARGS;
     `options` are torchrun's own, where the user gave the whole command (else None), of which
-    `ranks` is what --nproc-per-node says.
+    `ranks` is what --nproc-per-node says. `python` is the interpreter that the command names.
     """
 
     target: tuple[str, ...]
     options: tuple[str, ...] | None = None
     ranks: str | None = None
+    python: str | None = None
 
     @property
     def name(self) -> str:
@@ -73,30 +74,32 @@ def read_script(argv: Sequence[str], environ: Mapping[str, str]) -> ScriptComman
     words = tuple(argv)
     if not words:
         raise UsageError("no script after --; give it as in: nccltune search -- train.py --lr 0.1")
-    found = read_command(words, environ)
+    # torchrun's own variables do not reach our launches.
+    found = read_command(words, {n: v for n, v in environ.items() if not n.startswith("PET_")})
     if found.way == "torchrun":
-        return _of_torchrun(words, found.script, found.ranks, found.nodes, found.without_python)
+        return _of_torchrun(words, found)
+    python = None
     if found.way == "python" and found.script is not None:
-        words = words[found.script :]
+        if kept := [word for word in words[1 : found.script] if word != "-u"]:
+            raise UsageError(
+                f"{' '.join(kept)}: options of Python are not passed on; torchrun starts the "
+                "script without them"
+            )
+        python, words = found.python, words[found.script :]
     if words[0] == "-m":
         if len(words) < 2:
             raise UsageError("-m: give the module, as in: nccltune search -- -m package.train")
-        return ScriptCommand(words)
+        return ScriptCommand(words, python=python)
     _check_script(words[0])
-    return ScriptCommand(words)
+    return ScriptCommand(words, python=python)
 
 
-def _of_torchrun(
-    words: tuple[str, ...],
-    at: int | None,
-    ranks: str | None,
-    nodes: str | None,
-    without_python: str | None,
-) -> ScriptCommand:
-    if without_python is not None:
+def _of_torchrun(words: tuple[str, ...], found: JobCommand) -> ScriptCommand:
+    at, nodes = found.script, found.nodes
+    if found.without_python is not None:
         raise UsageError(
-            f"{without_python}: the script has to be started by Python, or nothing can be measured "
-            "in it; take that option out"
+            f"{found.without_python}: the script has to be started by Python, or nothing can be "
+            "measured in it; take that option out"
         )
     if at is None or at >= len(words):
         raise UsageError("torchrun: no script in the command")
@@ -109,7 +112,7 @@ def _of_torchrun(
         target = ("-m", *target)
     else:
         _check_script(target[0])
-    return ScriptCommand(target, options, ranks)
+    return ScriptCommand(target, options, found.ranks, found.python)
 
 
 def _after_launcher(words: Sequence[str]) -> int:
@@ -164,6 +167,7 @@ class ScriptGroup(RankGroup):
 
     def close(self) -> None:
         super().close()
+        shutil.rmtree(self._log_dir / "saves", ignore_errors=True)  # checkpoints can be large
         if self._workdir is not None:
             shutil.rmtree(self._workdir, ignore_errors=True)
             self._workdir = None
@@ -218,7 +222,7 @@ class ScriptLauncher:
             ranks = self.settings.nproc_per_node
             options = ("--standalone", "--nnodes=1", f"--nproc-per-node={ranks}")
         start = (self.settings.python, "-m", "torch.distributed.run")
-        return (*start, *ours, *options, *self.run.command.filled(placed))
+        return (*start, *options, *ours, *self.run.command.filled(placed))
 
     def open(
         self,

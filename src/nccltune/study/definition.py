@@ -12,7 +12,7 @@ import yaml
 
 from nccltune.errors import UsageError
 from nccltune.machine.facts import Machine
-from nccltune.space import ResolvedSpace
+from nccltune.space import ResolvedSpace, Value
 from nccltune.study.folder import StudyPaths, read_definition, write_text
 from nccltune.study.script_task import ScriptTask
 from nccltune.worker.spec import Workload
@@ -47,6 +47,14 @@ class Task:
             "num_workers": self.num_workers,
             "python": self.python,
         }
+
+    def placed_texts(self, configuration: Mapping[str, Value]) -> dict[str, str]:
+        """What stands in the script's command for the names in braces: of the configuration, else
+        what holds in the baseline.
+        """
+        assert self.script is not None
+        own = {"batch_size": self.batch_size, "num_workers": self.num_workers}
+        return self.script.texts({**own, **configuration})
 
     def _script_dict(self, script: ScriptTask) -> dict[str, Any]:
         """What the script sets itself is not the study's to say."""

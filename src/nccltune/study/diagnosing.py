@@ -9,16 +9,12 @@ from typing import Any
 from nccltune.errors import StudyError
 from nccltune.launch.alone import ask_twice_if_lost
 from nccltune.launch.protocol import Failure, Launcher, Progress
-from nccltune.space import Parameter, ResolvedSpace
 from nccltune.stats.step import Diagnosis, diagnosis_of
-from nccltune.stats.verdict import TOO_NOISY
 from nccltune.study.definition import Task
 from nccltune.study.effective import Effective, loader_arguments, request_for
 from nccltune.study.store import Store
 from nccltune.study.survey import Survey
 from nccltune.worker.spec import Settings
-
-_OF_COMMUNICATION = ("NCCL_", "TORCH_NCCL_", "GLOO_", "FI_", "OFI_NCCL_", "UCX_")
 
 
 def diagnose(
@@ -73,29 +69,6 @@ def record(store: Store, found: Diagnosis, launcher: str, seconds: float) -> Non
             taints=(),
         )
     )
-
-
-def left_out(
-    space: ResolvedSpace, found: Diagnosis, threshold: float
-) -> dict[str, tuple[str, ...]]:
-    """Parameters that cannot win as much as noise hides here, by what they are about: communication
-    (NCCL and DDP) and the loader. None where noise would hide nearly everything.
-    """
-    groups = {
-        "communication": (found.communication_limit, ("env", "ddp")),
-        "loader": (found.loader_limit, ("loader",)),
-    }
-    leave = {}
-    for name, (limit, targets) in groups.items():
-        names = tuple(p.name for p in space.parameters if p.target in targets and _bounded(p))
-        if names and limit < threshold <= TOO_NOISY:
-            leave[name] = names
-    return leave
-
-
-def _bounded(parameter: Parameter) -> bool:
-    """Whether a bound speaks of it: other variables, such as OMP_NUM_THREADS, act on computing."""
-    return parameter.target != "env" or parameter.name.startswith(_OF_COMMUNICATION)
 
 
 def own_settings(task: Task) -> Effective:

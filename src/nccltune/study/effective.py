@@ -101,21 +101,21 @@ def effective(
         batch_size=parts.batch_size or task.batch_size,
         env=env,
     )
-    return given if script is None else _for_script(given, configuration, resolved, script)
+    return given if script is None else _for_script(given, configuration, resolved, task, script)
 
 
 def _for_script(
     given: Effective,
     configuration: Mapping[str, Value],
     resolved: ResolvedSpace,
+    task: Task,
     script: ScriptTask,
 ) -> Effective:
     """Only what differs from the script's own, by its arguments where it has a place for it."""
     ours = {**changes(configuration, resolved.baseline), **resolved.fixed}
-    names = {"batch_size": given.batch_size, **configuration}
     parts = split({n: v for n, v in ours.items() if n not in script.placed}, resolved)
     loader = {n: v for n, v in parts.loader.items() if v is not None}
-    return replace(given, ddp=parts.ddp, loader=loader, placed=script.texts(names))
+    return replace(given, ddp=parts.ddp, loader=loader, placed=task.placed_texts(configuration))
 
 
 def loads_beside(given: Effective) -> bool:

@@ -264,7 +264,8 @@ class Measurer:
         seed = zlib.crc32(name.encode())
         script = self.task.script
         if script is not None:
-            asked = script.request(given.ddp, given.loader)
+            factor = given.batch_size / self.task.batch_size
+            asked = script.request(given.ddp, given.loader, factor)
             return {"type": "measure", "id": name, "settings": asdict(settings), **asked}
         request = request_for(given, self.task, settings, id=name, data_seed=seed)
         return {"type": "measure", **asdict(request)}

@@ -8,7 +8,10 @@ from typing import Any
 
 from nccltune.output import verdicts
 from nccltune.space import Value, changes
+from nccltune.stats.noise import noise_threshold
+from nccltune.stats.step import Diagnosis
 from nccltune.stats.verdict import Verdict
+from nccltune.study.bounds import left_out
 from nccltune.study.confirm import Answer
 from nccltune.study.records import Trial
 from nccltune.study.summary import Summary
@@ -106,7 +109,13 @@ def verdict_line(summary: Summary) -> str:
     """What may be said at the user's own batch size."""
     own = summary.own
     if len(summary.trials) < 2 or own is None:
-        return "no candidate was measured"
+        limit = _nothing_to_win(summary)
+        if limit is None:
+            return "no candidate was measured"
+        return (
+            f"no setting that is searched can win the {verdicts.percent(limit)} that can be shown "
+            "here; keep the defaults"
+        )
     failed = f"trial {own.failed[-1]} failed when it was launched anew; " if own.failed else ""
     if own.trial is None:
         other = "other " if own.failed else ""
@@ -121,6 +130,21 @@ def verdict_line(summary: Summary) -> str:
     elif own.verdict.word == "INCONCLUSIVE":
         text += " The files keep the defaults until it is known."
     return failed + text.removesuffix(".")
+
+
+def _nothing_to_win(summary: Summary) -> float | None:
+    """The smallest gain that can be shown, where what a step consists of says that no setting can
+    win so much; else None.
+    """
+    results = (m.result for m in summary.measurements.values() if m.purpose == "diagnose")
+    found = next((result for result in results if result is not None), None)
+    if found is None or len(summary.noise) < 2:
+        return None
+    threshold = noise_threshold([summary.noise])
+    leave = left_out(summary.space, Diagnosis.from_dict(found), threshold)
+    names = {name for left in leave.values() for name in left}
+    searched = {p.name for p in summary.space.parameters if p.target != "batch"}
+    return threshold if searched and searched <= names else None
 
 
 def tainted(summary: Summary, *, larger: bool) -> str | None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import os
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from nccltune.study.definition import Task
 from nccltune.study.options import SearchOptions
 from nccltune.study.script_task import ScriptTask
 from nccltune.study.survey import Survey, job_backend, job_device, job_ranks, used_machine
+from nccltune.worker.attach import PYTHON_EXEC
 from nccltune.worker.spec import Workload
 
 
@@ -32,7 +36,30 @@ def check_script(options: SearchOptions, environ: Mapping[str, str]) -> None:
     command = read_script(options.script, environ)
     task = ScriptTask(command, _placed(command))
     _asked_ranks(options, command)
+    for name in ("batch_size", "num_workers"):
+        if getattr(options, name) is not None and name not in task.placed:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"{option}: {command.name} says that itself; write {{{name}}} where it takes it, "
+                f"or leave the option out"
+            )
     _refuse_asked(options, task, task.no_place(frozenset()))
+
+
+def with_scripts_python(options: SearchOptions, environ: Mapping[str, str]) -> SearchOptions:
+    """With the interpreter that the command itself names, where no other is given. Raises
+    UsageError.
+    """
+    if PYTHON_EXEC in environ:
+        raise UsageError(
+            f"{PYTHON_EXEC}={environ[PYTHON_EXEC]}: torchrun would start ranks with that, without "
+            "our attachment; unset it, and name the interpreter with --python"
+        )
+    named = read_script(options.script, environ).python
+    if named is None or options.python is not None:
+        return options
+    same = os.path.dirname(os.path.abspath(named)) == os.path.dirname(sys.executable)
+    return options if same else replace(options, python=named)
 
 
 def survey_script(options: SearchOptions, python: JobPython, stop: StopFlag) -> Survey:
@@ -54,6 +81,9 @@ def survey_script(options: SearchOptions, python: JobPython, stop: StopFlag) -> 
     notes += check_emulation(options.emulate_hosts, backend, ranks)
     gpus = gpus[:ranks]
     machine = replace(machine.with_job(job), **used_machine(machine, ranks))
+    workers = options.num_workers
+    if workers is None:
+        workers = min(8, max(1, machine.cores // ranks))
     script = ScriptTask(
         command=command,
         placed=placed,
@@ -67,7 +97,7 @@ def survey_script(options: SearchOptions, python: JobPython, stop: StopFlag) -> 
         workload=_workload(command, device, backend, options.seed),
         nproc_per_node=ranks,
         batch_size=_number(options.fix.get("batch_size"), options.batch_size or 64),
-        num_workers=_number(options.fix.get("num_workers"), options.num_workers or 0),
+        num_workers=_number(options.fix.get("num_workers"), workers),
         python=options.python,
         emulate_hosts=options.emulate_hosts,
         script=script,
@@ -75,6 +105,14 @@ def survey_script(options: SearchOptions, python: JobPython, stop: StopFlag) -> 
     complete = replace(options, trials=options.trials or 40)
     site = pinned_variables(environ)
     return Survey(complete, task, machine, gpus, site, job, python.python, tuple(notes))
+
+
+class LookFailed(StudyError):
+    """The script failed as it is; `kind` is that of the failure."""
+
+    def __init__(self, text: str, kind: str) -> None:
+        super().__init__(text)
+        self.kind = kind
 
 
 def _placed(command: ScriptCommand) -> tuple[str, ...]:
@@ -142,31 +180,57 @@ def look_at(
     """
     script = survey.task.script
     assert script is not None
-    own = {"batch_size": survey.task.batch_size, "num_workers": survey.task.num_workers}
-    placed = script.texts({**dict.fromkeys(script.placed), **own})
     message = {"type": "measure", "id": "look", "settings": None, **script.request({}, {})}
-    outcome = ask_alone(
+    ask = partial(
+        ask_alone,
         launcher,
         process_env,
         log_dir,
         message,
         probe=True,
-        placed=placed,
+        placed=survey.task.placed_texts({}),
         limits=patient(Limits()),
     )
+    outcome = ask()
+    if outcome.host_lost:  # no fault of the script's
+        outcome = ask()
     if outcome.failure is not None:
         failure = outcome.failure
         tail = f"\n{failure.excerpt}" if failure.tail else ""
-        raise StudyError(
+        raise LookFailed(
             f"{script.command.name} cannot be measured ({failure.kind}): {failure.message}{tail}\n"
-            f"nothing of ours was set; see {failure.log}"
+            f"nothing of ours was set; see {failure.log}",
+            failure.kind,
         )
     assert outcome.result is not None
+    _check_facts(survey, outcome.result["script"])
     return {
         **outcome.result["script"],
         "parameters_equal": outcome.result["parameters_equal"],
         "bucket_bytes": outcome.result["bucket_bytes"],
     }
+
+
+def _check_facts(survey: Survey, facts: Mapping[str, Any]) -> None:
+    """Raises StudyError for what cannot be measured so."""
+    script, ranks = survey.task.script, facts["world_size"]
+    assert script is not None
+    if ranks != survey.task.nproc_per_node:
+        raise StudyError(
+            f"torchrun started {ranks} ranks, {survey.task.nproc_per_node} were expected: write "
+            "--nproc-per-node=N in full"
+        )
+    taken = len(facts["optimizers"])
+    if not facts["told"] and facts["optimizer"] >= taken:
+        raise StudyError(
+            f"--optimizer {facts['optimizer']}: {taken} optimizer{'' if taken == 1 else 's'} of "
+            f"{script.command.name} took steps; they are counted from 0"
+        )
+    if min(facts["samples_per_step"]) <= 0:
+        raise StudyError(
+            f"{script.command.name}: its batches hold no tensor whose first dimension could be "
+            "samples; say how many a rank has in a step: --samples-per-step N"
+        )
 
 
 def with_facts(survey: Survey, probe: Mapping[str, Any] | None) -> Survey:

@@ -77,8 +77,13 @@ class ScriptTask:
             **({"workdir": "scratch"} if self.scratch else {}),
         }
 
-    def request(self, ddp: Mapping[str, Any], loader: Mapping[str, Any]) -> dict[str, Any]:
-        """The part of a request that is about the script."""
+    def request(
+        self, ddp: Mapping[str, Any], loader: Mapping[str, Any], batch_factor: float = 1.0
+    ) -> dict[str, Any]:
+        """The part of a request that is about the script. `batch_factor`: the batch size over that
+        of the baseline, for which the user has told the samples of a step.
+        """
+        samples = self.samples_per_step
         known = None if self.facts is None else self.facts.facts
         counted = self.optimizer if known is None else known["optimizer"]
         return {
@@ -88,14 +93,14 @@ class ScriptTask:
                 "training": None if known is None else list(known["training"]),
                 "match": self.loader_match,
                 "optimizer": counted,
-                "samples_per_step": self.samples_per_step,
+                "samples_per_step": None if samples is None else round(samples * batch_factor),
                 "check_parameters": known is None or known["parameters_equal"],
             },
         }
 
     def texts(self, values: Mapping[str, Value]) -> dict[str, str]:
         """What stands in the command for the names in braces."""
-        return {name: _text(name, values[name]) for name in self.placed if name in values}
+        return {name: _text(name, values.get(name)) for name in self.placed}
 
     def no_place(self, ddp_arguments: frozenset[str]) -> dict[str, str]:
         """Parameters that cannot reach the script, and why; all that is known before it was looked

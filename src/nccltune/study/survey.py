@@ -112,6 +112,8 @@ def resolve_space(survey: Survey, probe: Mapping[str, Any] | None) -> ResolvedSp
     name = options.space or ("default" if backend == "nccl" else "cpu")
     known = probe or {}
     arguments = frozenset(survey.job["ddp_arguments"])
+    if task.script is not None and task.script.facts is not None and not known.get("version"):
+        backend = "gloo"  # whatever the machine has, this script did not use NCCL
     facts = Facts(
         backend="nccl" if backend == "nccl" else "gloo",
         world_size=task.nproc_per_node,

@@ -25,8 +25,9 @@ class Channel:
         self._lines = connection.makefile("rb")
 
     @classmethod
-    def connect(cls) -> Channel:
-        host, _, port = os.environ[ADDRESS].rpartition(":")
+    def connect(cls, address: str | None = None) -> Channel:
+        """To the tuner at `host:port`, by default that of the environment."""
+        host, _, port = (address or os.environ[ADDRESS]).rpartition(":")
         connection = socket.create_connection((host, int(port)), timeout=30)
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -17,10 +17,17 @@ _PERIOD = 10_007  # prime: data moved by a power of two, as a wrong chunk would 
 
 
 class Ranks(Protocol):
-    """`worker.ranks.Ranks`, or the same over a store."""
+    """Ranks of a group."""
 
-    rank: int
-    world_size: int
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+
+class GatheringRanks(Protocol):
+    """`worker.ranks.Ranks`, or the same over a store."""
 
     def gather_int64(self, values: torch.Tensor) -> torch.Tensor: ...
 
@@ -52,21 +59,36 @@ def check_collectives(job: Job, group: dist.ProcessGroup | None, ranks: Ranks) -
     Returns: the number of collectives checked.
     Raises: WrongResult naming collective, type, size, position and both values.
     """
+    types = {p.dtype for p in job.model.parameters() if p.dtype.is_floating_point}
+    return check_types(types, job.bucket_bytes(), job.device, group, ranks)
+
+
+def check_types(
+    types: Collection[torch.dtype],
+    bucket_bytes: Collection[int],
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+    ranks: Ranks,
+) -> int:
+    """The same for these types and sizes; `ranks` are those of the group. With NCCL reduce-scatter
+    too, which sharded training uses.
+    """
     checked = 0
-    for dtype in sorted({p.dtype for p in job.model.parameters()}, key=str):
-        if not dtype.is_floating_point:
-            continue
-        for size in _sizes(job, dtype):
-            _check_all_reduce(size, dtype, job, group, ranks)
+    for dtype in sorted(types, key=str):
+        for size in _sizes(bucket_bytes, dtype):
+            _check_all_reduce(size, dtype, device, group, ranks)
             checked += 1
         for size in _SIZES[:4]:
-            _check_broadcast_and_gather(size, dtype, job, group, ranks)
+            _check_broadcast_and_gather(size, dtype, device, group, ranks)
             checked += 2
+            if dist.get_backend(group) == "nccl":
+                _check_reduce_scatter(size, dtype, device, group, ranks)
+                checked += 1
     return checked
 
 
-def _sizes(job: Job, dtype: torch.dtype) -> list[int]:
-    buckets = {size // dtype.itemsize for size in job.bucket_bytes()}
+def _sizes(bucket_bytes: Collection[int], dtype: torch.dtype) -> list[int]:
+    buckets = {size // dtype.itemsize for size in bucket_bytes}
     largest = sorted(buckets)[-3:]
     return sorted({*_SIZES, *largest, *(size - 1 for size in largest[-1:] if size > 1)})
 
@@ -92,13 +114,14 @@ def _tiled(period: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _check_all_reduce(
-    size: int, dtype: torch.dtype, job: Job, group: dist.ProcessGroup | None, ranks: Ranks
+    size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+    ranks: Ranks,
 ) -> None:
-    world_size, device = ranks.world_size, job.device
-    total = torch.zeros(_PERIOD, dtype=dtype, device=device)
-    for rank in range(world_size):
-        total += _period(rank, world_size, dtype, device)
-    expected = _tiled(total, size)
+    world_size = ranks.world_size
+    expected = _tiled(_total(world_size, dtype, device), size)
     data = pattern(ranks.rank, size, world_size, dtype, device)
     work = dist.all_reduce(data, group=group, async_op=True)
     _matrix_products(device)
@@ -107,17 +130,46 @@ def _check_all_reduce(
     _compare("all_reduce", data, expected)
 
 
-def _check_broadcast_and_gather(
-    size: int, dtype: torch.dtype, job: Job, group: dist.ProcessGroup | None, ranks: Ranks
+def _total(world_size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """One period of the sum over all ranks."""
+    total = torch.zeros(_PERIOD, dtype=dtype, device=device)
+    for rank in range(world_size):
+        total += _period(rank, world_size, dtype, device)
+    return total
+
+
+def _check_reduce_scatter(
+    size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+    ranks: Ranks,
 ) -> None:
-    world_size, device = ranks.world_size, job.device
+    world_size = ranks.world_size
+    whole = size * world_size
+    mine = torch.zeros(size, dtype=dtype, device=device)
+    data = pattern(ranks.rank, whole, world_size, dtype, device)
+    dist.reduce_scatter_tensor(mine, data, group=group)
+    expected = _tiled(_total(world_size, dtype, device), whole)
+    _compare("reduce_scatter", mine, expected[ranks.rank * size : (ranks.rank + 1) * size])
+
+
+def _check_broadcast_and_gather(
+    size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+    ranks: Ranks,
+) -> None:
+    world_size = ranks.world_size
     source = size % world_size
     data = pattern(ranks.rank, size, world_size, dtype, device)
     everyone = [torch.zeros_like(data) for _ in range(world_size)]
     dist.all_gather(everyone, data, group=group)
     for rank, received in enumerate(everyone):
         _compare("all_gather", received, pattern(rank, size, world_size, dtype, device))
-    dist.broadcast(data, src=source, group=group)
+    global_source = source if group is None else dist.get_global_rank(group, source)
+    dist.broadcast(data, src=global_source, group=group)
     _compare("broadcast", data, pattern(source, size, world_size, dtype, device))
 
 
@@ -139,12 +191,14 @@ def _compare(collective: str, got: torch.Tensor, wanted: torch.Tensor) -> None:
     )
 
 
-def check_parameters(model: Parameters, ranks: Ranks) -> None:
+def check_parameters(model: Parameters, ranks: GatheringRanks) -> None:
     """DDP keeps parameters bitwise equal on all ranks; if they differ, gradients were not reduced.
 
     Raises: WrongResult naming the first parameter that differs.
     """
     named = list(model.named_parameters())
+    if not named:
+        return
     names, digests = [name for name, _ in named], [_digest(p) for _, p in named]
     everyone = ranks.gather_int64(torch.stack(digests).cpu())
     differing = _first_difference(everyone.tolist())

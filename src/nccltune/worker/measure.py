@@ -102,8 +102,10 @@ def _result(
 
 
 def figures(timer: WindowTimer, steady: bool, cut: bool) -> dict[str, Any]:
-    """What the windows say together."""
+    """What the windows say together. Raises RuntimeError where none of them counts."""
     counting = timer.counting
+    if not counting:
+        raise RuntimeError("no window without an interruption: a loader or a validation in each")
     return {
         "samples_per_second": statistics.median(timer.rates()),
         "step_seconds": statistics.median([w.seconds / w.steps for w in counting]),

@@ -66,9 +66,10 @@ def run_script_in_host(environment: Mapping[str, str], script: Mapping[str, Any]
 def _leave_our_paths(python_path: str | None) -> None:
     """The script shall find modules as without us: our own folder comes last."""
     ours = str(Path(__file__).parents[2])
-    theirs = [] if python_path is None else python_path.split(os.pathsep)
-    added = [path for path in ("", os.getcwd(), ours) if path not in theirs]
-    sys.path[:] = [*(path for path in sys.path if path not in added), ours]
+    for added in (ours, os.getcwd(), ""):  # once each: the user's own may be the same
+        if added in sys.path:
+            sys.path.remove(added)
+    sys.path.append(ours)
     if python_path is None:
         os.environ.pop("PYTHONPATH", None)
     else:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from typing import Any
 
 from nccltune.worker.attach.ddp import DdpUse
-from nccltune.worker.attach.loaders import LoaderUse
+from nccltune.worker.attach.loaders import LoaderRecord, LoaderUse
 from nccltune.worker.attach.store import StoreRanks
 
 _GAPS = 9  # of the last interruptions
@@ -19,6 +18,9 @@ class SampleCount:
 
     def __init__(self, samples_per_step: int | None) -> None:
         self._fixed = samples_per_step
+        self._record: LoaderRecord | None = None
+        self._batches_a_step = 1
+        self._of_steps: list[int] = []
         self._ddp: DdpUse | None = None
         self._loaders: LoaderUse | None = None
         self.workers = self.buffered = self.consumed = 0
@@ -35,7 +37,7 @@ class SampleCount:
 
     def step(self, samples: int | None) -> None:
         self._steps += 1
-        self.consumed += 1
+        self.consumed += self._batches_a_step
         if samples is not None:
             self._telling = True
             self._told += samples
@@ -54,27 +56,38 @@ class SampleCount:
         assert self._ddp is not None and self._loaders is not None
         return self._ddp.evaluations + sum(r.begun for r in self._loaders.records)
 
-    def agree(self, ranks: StoreRanks) -> None:
-        """What the loader has, the same on all ranks: one may load for the others."""
-        workers = buffered = 0
+    def settle(self, ranks: StoreRanks) -> None:
+        """From here on one loader is the training's. What it has is the same on all ranks, of which
+        one may load for the others. Where samples are counted by it, it alone is looked at.
+        """
+        assert self._ddp is not None
+        workers = buffered = batches = 0
         if (record := self._training()) is not None:
             workers = int(record.passed.get("num_workers", record.num_workers))
             ahead = record.passed.get("prefetch_factor") or record.prefetch_factor or 2
             buffered = workers * int(ahead)
-        rows = ranks.gather([workers, buffered])
-        self.workers, self.buffered = (int(max(column)) for column in zip(*rows, strict=True))
-
-    def settle(self) -> None:
-        """Where the loader is what samples are counted by, it alone is looked at from here on."""
-        assert self._ddp is not None
+            batches = round((record.batches - 1) / self._steps)  # one may be taken ahead
+        self._record = record
+        rows = ranks.gather([workers, buffered, max(1, batches)])
+        self.workers, self.buffered, self._batches_a_step = (
+            int(max(column)) for column in zip(*rows, strict=True)
+        )
+        self.consumed = self._steps * self._batches_a_step
         loaded, forward, _ = self._totals()
         if 0 < loaded <= forward:
             self._loader_alone = True
             self._ddp.stop_counting()
 
-    def _training(self) -> Any:
+    def note_samples(self) -> None:
+        """Remember how many samples the step that is done had."""
+        loaded, forward, _ = self._totals()
+        self._of_steps.append(_samples_of(loaded, forward))
+
+    def _training(self) -> LoaderRecord | None:
         assert self._loaders is not None
-        feeding = self._loaders.feeding(self._steps)
+        if self._record is not None:
+            return self._record
+        feeding = self._loaders.feeding()
         return feeding[0] if feeding else None
 
     def start_window(self) -> None:
@@ -89,8 +102,8 @@ class SampleCount:
         waited, unready, batches, now = (
             after - before for after, before in zip(self._waits(), self._marks, strict=True)
         )
-        response = unready / batches * (now / batches) if batches else 0.0
-        return waited, response
+        response = unready / batches * (now / batches) if batches > 0 else 0.0
+        return waited, response * self._batches_a_step  # beside steps, of which each takes several
 
     def _waits(self) -> tuple[float, ...]:
         assert self._loaders is not None
@@ -103,7 +116,7 @@ class SampleCount:
     def counted(self, steps: int) -> tuple[int, int]:
         found = self._totals()
         loaded, forward, told = (
-            now - before for now, before in zip(found, self._since, strict=True)
+            max(0, now - before) for now, before in zip(found, self._since, strict=True)
         )
         self._since = found
         interruptions, self._interruptions = self._interruptions, 0
@@ -117,19 +130,24 @@ class SampleCount:
         """(steps from one interruption to the next, median of the last ones; steps since then)."""
         return int(statistics.median(self._gaps)) if self._gaps else 0, self._since_last
 
-    def per_step(self) -> float:
-        """Samples of this rank in a step, over all steps so far."""
+    def per_step(self, steps: int, *, alone: bool) -> float:
+        """Samples of this rank in a step of the optimizer that counts, which has taken so many.
+        `alone`: no other one has taken any, so that the median step can be told; a loader that is
+        read one batch ahead shows in the first.
+        """
         if self._fixed is not None:
             return float(self._fixed)
         loaded, forward, told = self._totals()
-        if self._loader_alone:
-            return loaded / max(1, self._steps)
-        samples = told if self._telling else _samples_of(loaded, forward)
-        return samples / max(1, self._steps)
+        if alone and len(self._of_steps) > 1 and not self._telling:
+            pairs = zip(self._of_steps, self._of_steps[1:], strict=False)
+            return float(statistics.median(after - before for before, after in pairs))
+        samples = loaded if self._loader_alone else _samples_of(loaded, forward)
+        return (told if self._telling else samples) / max(1, steps)
 
     def _totals(self) -> tuple[int, int, int]:
         assert self._ddp is not None and self._loaders is not None
-        loaded = sum(r.samples for r in self._loaders.feeding(self._steps)[:1])
+        record = self._training()
+        loaded = 0 if record is None else record.samples
         return loaded, self._ddp.samples, self._told
 
 

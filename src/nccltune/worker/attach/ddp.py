@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
 from nccltune.worker.attach.process import ours
 from nccltune.worker.attach.samples import samples_in
@@ -41,7 +40,8 @@ class DdpUse:
     evaluations: int = 0
     """How often a module was switched to evaluation."""
     _modules: list[weakref.ref[DistributedDataParallel]] = field(default_factory=list)
-    _hooks: list[RemovableHandle] = field(default_factory=list)
+    _forward: Any = None
+    """The method that was there before its calls were counted."""
 
     def modules(self) -> list[DistributedDataParallel]:
         """Those that are alive, in the order in which they were made."""
@@ -56,25 +56,25 @@ class DdpUse:
                 if isinstance(v, _SIMPLE) and name not in _JOBS_OWN
             }
         self._modules.append(weakref.ref(module))
-        self._hooks.append(module.register_forward_pre_hook(self._forward, with_kwargs=True))
+
+    def note_forward(self, *args: Any, **kwargs: Any) -> None:
+        if torch.is_grad_enabled():
+            self.forwards += 1
+            self.samples += samples_in(args) or samples_in(kwargs)
 
     def stop_counting(self) -> None:
-        """Batches that go forward are not looked at any more: that costs each step 30 us."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-
-    def _forward(self, _module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        # While torch.compile traces this it is nothing, so that it leaves no break in the graph.
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not ours():
-            return
-        self.forwards += 1
-        self.samples += samples_in(args) or samples_in(kwargs)
+        """Batches that go forward are not looked at any more, which costs each step something."""
+        if self._forward is not None:
+            DistributedDataParallel.forward = self._forward  # type: ignore[method-assign]
+            self._forward = None
 
 
-def inject_ddp(arguments: Mapping[str, Any]) -> DdpUse:
+def inject_ddp(arguments: Mapping[str, Any], *, count: bool = False) -> DdpUse:
     """From now on every DistributedDataParallel of this process gets these arguments, but for those
-    that the script sets itself and those that this torch does not know. To be called once.
+    that the script sets itself and those that this torch does not know. `count`: what goes forward
+    is counted. To be called once.
+
+    The class is changed and no module: a hook on one would be saved with it.
     """
     use = DdpUse(dict(arguments))
     original: Any = DistributedDataParallel.__init__
@@ -97,6 +97,10 @@ def inject_ddp(arguments: Mapping[str, Any]) -> DdpUse:
         use.note_module(self, given)
 
     DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
+    if not count:
+        return use
+    use._forward = DistributedDataParallel.forward
+    _watch(DistributedDataParallel, "forward", use.note_forward)
     _watch(DistributedDataParallel, "train", functools.partial(_note_mode, use))
     _watch(DistributedDataParallel, "no_sync", functools.partial(_note_no_sync, use))
     return use

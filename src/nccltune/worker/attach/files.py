@@ -161,8 +161,9 @@ def make_os_open(overlay: Overlay, original: Function) -> Function:
                 raise failure(errno.EEXIST, path)
             # Nothing of the user's can be at a name that must be new, as with temporary files.
             if is_folder(os.path.dirname(key)) and not overlay.is_hidden(key):
+                descriptor = original(overlay.real(path, key), flags, mode)
                 overlay.own.add(key)
-                return original(overlay.real(path, key), flags, mode)
+                return descriptor
         if writes and (flags & os.O_CREAT or overlay.is_seen(path, key)):
             place = overlay.writing(path, key, keep=not flags & os.O_TRUNC)
         else:
@@ -178,7 +179,7 @@ def make_mkdir(overlay: Overlay, original: Function) -> Function:
         key = overlay.ours(given)
         if key is None or overlay.is_missing(key, path):
             original(path if key is None else overlay.real(path, key), *args, **kwargs)
-            if given is not None:
+            if given is not None and not overlay.is_below(given):
                 overlay.own.add(overlay.key(given))
             return
         if overlay.is_there(key):

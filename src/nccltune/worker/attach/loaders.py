@@ -22,8 +22,9 @@ from nccltune.worker.attach.samples import samples_in
 
 _MARK = "_nccltune_record"
 _MOST_LOADERS = 1000  # a script that makes one each epoch, for ever
+_OF_WORKERS = ("prefetch_factor", "multiprocessing_context", "persistent_workers", "timeout")
 _LIBRARIES = ("site-packages", "dist-packages", os.path.dirname(os.__file__))
-_HALF = 0.5  # of the steps, from which on a loader feeds the training
+_HALF = 0.5  # of the steps before which the busiest loader gives batches
 
 
 @dataclass
@@ -50,6 +51,13 @@ class LoaderRecord:
     fed: int = 0
     """Steps before which it gave a batch or more."""
     _noted: int = 0
+    _taken_up: int = 0
+    """When it was made anew last, counted in loaders."""
+
+    @property
+    def kind(self) -> str:
+        """The class of its data set."""
+        return self.key.partition(":")[2]
 
     def facts(self) -> dict[str, Any]:
         names = ("key", "place", "iterable", "shuffles", "num_workers", "prefetch_factor")
@@ -67,19 +75,32 @@ class LoaderUse:
     records: list[LoaderRecord] = field(default_factory=list)
     _count: int = 0
 
-    def new(self, loader: DataLoader[Any], given: Mapping[str, Any], place: str) -> LoaderRecord:
-        """The record of a loader that is about to be made with these arguments."""
+    def new(self, given: Mapping[str, Any], place: str) -> LoaderRecord:
+        """The record of a loader that is about to be made with these arguments: an older one's,
+        where a script makes its loader anew in each epoch.
+        """
         self._count += 1
+        kind, shuffles = type(given.get("dataset")).__name__, _shuffles(given)
+        alike = [
+            r
+            for r in self.records
+            if r.begun and (r.place, r.kind, r.shuffles) == (place, kind, shuffles)
+        ]
+        if alike:
+            record = min(alike, key=lambda r: r._taken_up)
+            record._taken_up = self._count
+            return record
         dataset = given.get("dataset")
         record = LoaderRecord(
-            key=f"{self._count}:{type(dataset).__name__}",
+            key=f"{len(self.records) + 1}:{kind}",
             place=place,
             iterable=isinstance(dataset, IterableDataset),
-            shuffles=_shuffles(given),
+            shuffles=shuffles,
             num_workers=int(given.get("num_workers") or 0),
             prefetch_factor=given.get("prefetch_factor"),
             batch_size=given.get("batch_size", 1),
         )
+        record._taken_up = self._count
         if len(self.records) < _MOST_LOADERS:
             self.records.append(record)
         return record
@@ -94,11 +115,12 @@ class LoaderUse:
         before = [r for r in self.records if r is not record and r.shuffles]
         return record.shuffles and not before
 
-    def feeding(self, steps: int) -> list[LoaderRecord]:
-        """Those that gave a batch before at least every second of so many steps."""
+    def feeding(self) -> list[LoaderRecord]:
+        """Those that gave batches before most steps: half as many as the one with most, or more."""
         if self.match is not None:
             return [r for r in self.records if matches(r, self.match)]
-        return [r for r in self.records if steps and r.fed >= _HALF * steps]
+        most = max((r.fed for r in self.records), default=0)
+        return [r for r in self.records if r.fed and r.fed >= _HALF * most]
 
     def note_step(self) -> None:
         """A step is done."""
@@ -112,16 +134,20 @@ def matches(record: LoaderRecord, text: str) -> bool:
     """What `--loader-match` may say: the loader's number, its data set's class, where it is made,
     as train.py or train.py:57, or the whole key.
     """
-    number, _, kind = record.key.partition(":")
-    file = record.place.rpartition(":")[0]
-    return text in (number, kind, record.key, record.place, file)
+    number, file = record.key.partition(":")[0], record.place.rpartition(":")[0]
+    return text in (number, record.kind, record.key, record.place, file)
 
 
 def inject_loader(
-    arguments: Mapping[str, Any], training: Sequence[str] | None, match: str | None
+    arguments: Mapping[str, Any],
+    training: Sequence[str] | None,
+    match: str | None,
+    *,
+    count: bool = False,
 ) -> LoaderUse:
     """From now on the training loader of this process gets these arguments (`num_workers`,
-    `prefetch_factor`), in place of the script's own; all loaders are watched. To be called once.
+    `prefetch_factor`), in place of the script's own. `count`: batches and waits are counted. To be
+    called once.
     """
     keys = None if training is None else frozenset(training)
     use = LoaderUse(dict(arguments), keys, match)
@@ -139,7 +165,7 @@ def inject_loader(
             return
         given = dict(bound.arguments)
         del given["self"]
-        record = use.new(self, given, _place())
+        record = use.new(given, _place())
         if use.arguments and use.wants(record):
             changed = _changed(given, use.arguments, record)
             record.passed = {n: changed.get(n) for n in use.arguments if n in changed}
@@ -148,7 +174,7 @@ def inject_loader(
         object.__setattr__(self, _MARK, record)
 
     DataLoader.__init__ = init  # type: ignore[method-assign]
-    _watch_iteration()
+    _watch_iteration(count)
     return use
 
 
@@ -161,7 +187,7 @@ def _changed(
         ours_.pop("num_workers", None)
     changed = {**given, **ours_}
     if not changed.get("num_workers"):
-        for name in ("prefetch_factor", "multiprocessing_context", "persistent_workers"):
+        for name in _OF_WORKERS:
             changed.pop(name, None)
     if changed.get("prefetch_factor", 0) is None:
         del changed["prefetch_factor"]
@@ -169,7 +195,9 @@ def _changed(
 
 
 def _shuffles(given: Mapping[str, Any]) -> bool:
-    sampler = given.get("sampler") or getattr(given.get("batch_sampler"), "sampler", None)
+    sampler = given.get("sampler")  # anything that can be iterated: its truth may not be asked
+    if sampler is None:
+        sampler = getattr(given.get("batch_sampler"), "sampler", None)
     if isinstance(sampler, DistributedSampler):
         return bool(sampler.shuffle)
     return bool(given.get("shuffle")) or isinstance(sampler, RandomSampler)
@@ -192,8 +220,8 @@ def _place() -> str:
     return first or "?"
 
 
-def _watch_iteration() -> None:
-    """Iterators know their loader's record, and tell it of each batch."""
+def _watch_iteration(count: bool) -> None:
+    """Iterators know their loader's record, and tell it of each batch where that is counted."""
     iterate: Any = DataLoader.__iter__
     base: Any = implementation._BaseDataLoaderIter
     following = base.__next__
@@ -216,12 +244,13 @@ def _watch_iteration() -> None:
         batch = following(self)
         record.waited += time.perf_counter() - began
         record.batches += 1
-        record.samples += samples_in(batch)
+        record.samples += samples_in(batch, record.batch_size)
         record.unready += _unready(self)
         return batch
 
     DataLoader.__iter__ = begin  # type: ignore[method-assign]
-    base.__next__ = take  # type: ignore[method-assign]
+    if count:
+        base.__next__ = take
 
 
 def _unready(iterator: Any) -> int:

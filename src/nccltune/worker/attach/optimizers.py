@@ -24,7 +24,8 @@ class OptimizerUse:
     """
 
     on_step: OnStep
-    counted: int
+    counted: int | None
+    """None: every step of each of them."""
     steps: list[int] = field(default_factory=list)
     """Of each optimizer."""
     told: int = 0
@@ -41,7 +42,7 @@ class OptimizerUse:
             number = self._numbers[optimizer] = len(self.steps)
             self.steps.append(0)
         self.steps[number] += 1
-        if number == self.counted and not self.told:
+        if self.counted in (None, number) and not self.told:
             self.on_step(None)
 
     def tell(self, samples: int | None) -> None:
@@ -54,7 +55,7 @@ class OptimizerUse:
         return max(range(len(self.steps)), key=lambda n: self.steps[n], default=0)
 
 
-def count_steps(on_step: OnStep, counted: int) -> OptimizerUse:
+def count_steps(on_step: OnStep, counted: int | None) -> OptimizerUse:
     """To be called once."""
     use = OptimizerUse(on_step, counted)
     register_optimizer_step_post_hook(use.stepped)

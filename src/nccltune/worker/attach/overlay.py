@@ -3,30 +3,23 @@
 As with a union mount, but for one process and for checkpoints alone. What belongs at the absolute
 path P for the script lies at `folder` + P and covers what is at P for real. What the script deletes
 of the user's own is hidden from it, and from the other ranks, and stays where it is.
-
-A path is the trial's
-* by its name, which every rank sees alike: an ending of checkpoints, or below a folder with such a
-  name or one like `checkpoint-500`;
-* by a mark, which this process alone knows: it was named in torch.save or as a checkpoint's folder,
-  or something of the trial's was renamed or copied to it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import stat
-import threading
 from pathlib import Path
 from typing import Any
 
+from nccltune.worker.attach.keys import MOST_LINKS, Keys
 from nccltune.worker.attach.paths import (
     BESIDE,
-    MAYBE,
     NAME,
     REAL,
-    caches,
     copy_file,
     failure,
     is_folder,
@@ -39,111 +32,22 @@ from nccltune.worker.attach.paths import (
 )
 
 _HIDDEN = ".hidden-from-script"
-_MOST_FOLDERS = 4096
-_MOST_LINKS = 40  # as in Linux
 
 
-class Overlay:
-    """What the script saves in this process, below `folder`, and what is hidden from it.
-
-    A *key* is the path that says which file is meant: absolute, its folder without symbolic links.
-    """
+class Overlay(Keys):
+    """What the script saves in this process, below `folder`, and what is hidden from it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = os.path.realpath(folder)
+        super().__init__(folder)
         os.makedirs(self.folder, exist_ok=True)
         self.saved: dict[str, str] = {}
         """key -> the path as the script gave it, in the order of the first save to each."""
-        self._asked: dict[str, str] = {}
         self.spared: set[str] = set()
         """Keys of the user's that the script wanted to delete or to move."""
-        self.own: set[str] = set()
-        """Keys that this process has made for real, where nothing was before."""
-        self._marks: set[str] = set()
-        self._mark_names: set[str] = set()
+        self._asked: dict[str, str] = {}
         self._hidden: set[str] = set()
         self._hidden_file = os.path.join(self.folder, _HIDDEN)
         self._hidden_read = 0
-        self._folders: dict[str, str] = {}
-        self._depth = threading.local()
-        self._began_in = os.path.join(os.getcwd(), "")
-        self._caches = caches()
-
-    # Which paths
-
-    def ours(self, path: Any) -> str | None:
-        """The key of a path that is the trial's; None for all others."""
-        if type(path) is not str:
-            path = text(path)
-            if path is None:
-                return None
-        if (
-            MAYBE.search(path) is None
-            and "checkpoint" not in path
-            and "ckpt" not in path
-            and (not self._mark_names or self._mark_names.isdisjoint(path.split("/")))
-        ):
-            return None
-        if self.is_below(path) or self.is_below(key := self.key(path)):
-            return None
-        # Named by the script, or where a link leads that is named so.
-        names = (key,) if path == key else (key, os.path.abspath(path))
-        if any(self.is_marked(each) for each in names):
-            return key
-        # A project may lie in a folder that has such a name itself.
-        if not any(NAME.search(each.removeprefix(self._began_in)) for each in names):
-            return None
-        return None if key in self.own or key.startswith(self._caches) else key
-
-    def key(self, path: str) -> str:
-        folder, _, name = path.rpartition("/")
-        found = self._folders.get(folder) if name not in ("", ".", "..") else None
-        if found is None:
-            folder, name = os.path.split(os.path.abspath(path))
-            found = self._without_links(folder)
-        return os.path.join(found, name)
-
-    def _without_links(self, folder: str) -> str:
-        found = self._folders.get(folder)
-        if found is None:
-            if len(self._folders) >= _MOST_FOLDERS:
-                self._folders.clear()
-            depth = getattr(self._depth, "now", 0)
-            if depth > _MOST_LINKS:  # they lead in a circle
-                return folder
-            self._depth.now = depth + 1
-            try:
-                found = self._folders[folder] = os.path.realpath(folder)
-            finally:
-                self._depth.now = depth
-        return found
-
-    def changed(self) -> None:
-        """Folders or links were made or taken away: look again where paths lead."""
-        self._folders.clear()
-
-    def is_below(self, key: str) -> bool:
-        """Whether it lies in the folder of the trial's saves already."""
-        return key == self.folder or key.startswith(self.folder + os.sep)
-
-    def place(self, key: str) -> str:
-        """Where the trial's own file lies."""
-        return self.folder + key
-
-    def mark(self, key: str) -> None:
-        """This path, and all below it, is the trial's from now on."""
-        self._marks.add(key)
-        self._mark_names.add(os.path.basename(key))
-
-    def is_marked(self, key: str) -> bool:
-        return bool(self._marks) and any(each in self._marks for each in upwards(key))
-
-    def carry(self, old: str, new: str) -> None:
-        """A folder is at another path, for real."""
-        if old in self.own:
-            self.own.add(new)
-        for mark in [each for each in self._marks if each.startswith(old + os.sep)]:
-            self.mark(new + mark[len(old) :])
 
     # What of the user's is hidden
 
@@ -165,12 +69,13 @@ class Overlay:
             size = REAL.stat(self._hidden_file).st_size
         except FileNotFoundError:
             return
-        if size > self._hidden_read:
+        start = self._hidden_read
+        if size > start:
             with REAL.open(self._hidden_file, "rb") as file:
-                file.seek(self._hidden_read)
-                lines = file.read().rpartition(b"\n")[0]
-            self._hidden_read += len(lines) + 1
+                file.seek(start)
+                lines, end, _ = file.read().rpartition(b"\n")
             self._hidden.update(json.loads(line) for line in lines.splitlines())
+            self._hidden_read = start + len(lines + end)
             self.changed()
 
     def is_users(self, key: str) -> bool:
@@ -195,7 +100,7 @@ class Overlay:
             return False
         if self.ours(key) is not None:
             return True
-        if key.startswith(self._caches):
+        if self.is_cache(key):
             return False
         if is_link(key):
             target = os.path.realpath(key)
@@ -224,7 +129,7 @@ class Overlay:
         if given is None:
             return None
         key = self.key(given)
-        if self.is_below(key) or key in self.own or key.startswith(self._caches):
+        if self.is_below(key) or key in self.own or self.is_cache(key):
             return None
         try:
             found = REAL.lstat(key)
@@ -233,28 +138,11 @@ class Overlay:
         if stat.S_ISLNK(found.st_mode):
             guarded = self.is_protected(key)
         else:
-            names = REAL.listdir(os.path.dirname(key)) if key.endswith(BESIDE) else ()
-            guarded = any(NAME.search(name) for name in names)
+            guarded = key.endswith(BESIDE) and _has_checkpoints(os.path.dirname(key))
         if not guarded:
             return None
         self.mark(key)
         return key
-
-    def making(self, path: Any) -> None:
-        """Take note of what this process makes for real, if nothing is there."""
-        given = text(path)
-        if given is not None and not lexists(key := self.key(given)):
-            self.own.add(key)
-
-    def made_from(self, source: Any, target: Any) -> None:
-        """It was renamed, for real: a file is often written under another name first."""
-        if self.own and (old := self.key(os.fsdecode(source))) in self.own:
-            self.own.remove(old)
-            self.own.add(self.key(os.fsdecode(target)))
-
-    def is_own(self, key: str) -> bool:
-        """Whether this process has made it, or a folder that it is in."""
-        return any(each in self.own for each in upwards(key))
 
     # Reading
 
@@ -287,7 +175,7 @@ class Overlay:
 
     def _end_of(self, place: str) -> str:
         """Where a link of ours leads for the script: to a place of ours or a path of the user's."""
-        for _ in range(_MOST_LINKS):
+        for _ in range(MOST_LINKS):
             if not is_link(place) or pinned(place) is not None:
                 return place
             end = os.path.normpath(os.path.join(os.path.dirname(place), REAL.readlink(place)))
@@ -329,7 +217,7 @@ class Overlay:
         """Where a file is to be written that the script opens at this path; `keep` copies what it
         holds. The path itself where it cannot be written or is no file.
         """
-        place, users = self.place(key), self.is_users(key) and os.path.exists(key)
+        place, users = self.place(key), self.is_users(key) and mode(key, follow=True)
         if lexists(place):
             if (source := pinned(place)) is not None:
                 REAL.unlink(place)
@@ -338,7 +226,7 @@ class Overlay:
             elif is_link(place):
                 end = self._end_of(place)
                 return self.writing(end, end.removeprefix(self.folder), keep=keep)
-        elif self.is_missing(key, path) or (users and not stat.S_ISREG(REAL.stat(key).st_mode)):
+        elif self.is_missing(key, path) or (users and not stat.S_ISREG(users)):
             return self.real(path, key)
         else:
             os.makedirs(os.path.dirname(place), exist_ok=True)
@@ -393,11 +281,13 @@ class Overlay:
         return Path(place) if isinstance(path, Path) else place
 
     def save_folder(self, path: Any) -> Any:
-        """It is written now."""
+        """It is written now. The folders that it is in are made, as its writer would."""
         place = self.claim_folder(path)
         key = str(text(place)).removeprefix(self.folder)
         if key in self._asked:
             self.saved.setdefault(key, self._asked[key])
+            with contextlib.suppress(OSError):
+                os.makedirs(os.path.dirname(key), exist_ok=True)
         return place
 
     def loading(self, path: Any) -> Any:
@@ -407,3 +297,10 @@ class Overlay:
             return path
         key = self.ours(given) or self.key(given)
         return path if self.is_below(key) else self.view(path, key)
+
+
+def _has_checkpoints(folder: str) -> bool:
+    try:
+        return any(NAME.search(name) for name in REAL.listdir(folder))
+    except OSError:
+        return False

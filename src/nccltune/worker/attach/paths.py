@@ -38,7 +38,9 @@ _ENDING = (
     r"\.(?:pt|pth|th|ptl|pt2|ckpt|safetensors|bin|distcp|metadata|pkl|pickle|onnx|gguf)"
     r"(?![A-Za-z0-9])"
 )
-_NO_CHECKPOINT = r"(?![^/]*\.(?:log|csv|tsv|txt|md|html|png|out|err|lock)(?:/|$))"
+_NO_CHECKPOINT = (
+    r"(?![^/]*\.(?:log|csv|tsv|txt|md|html|png|out|err|lock|trace\.json(?:\.gz)?)(?:/|$))"
+)
 
 MAYBE = re.compile(_ENDING)
 """Cheap: finds every path that NAME finds, apart from those with `checkpoint` or `ckpt` in them."""
@@ -64,10 +66,10 @@ def text(path: Any) -> str | None:
     return None
 
 
-def mode(path: str) -> int:
-    """What is there, for the functions of stat, links themselves; 0 for nothing."""
+def mode(path: str, *, follow: bool = False) -> int:
+    """What is there, for the functions of stat; 0 for nothing."""
     try:
-        return int(REAL.lstat(path).st_mode)
+        return int((REAL.stat if follow else REAL.lstat)(path).st_mode)
     except (OSError, ValueError):
         return 0
 
@@ -81,11 +83,7 @@ def is_link(path: str) -> bool:
 
 
 def is_folder(path: str, *, follow: bool = True) -> bool:
-    try:
-        found = REAL.stat(path) if follow else REAL.lstat(path)
-    except (OSError, ValueError):
-        return False
-    return stat.S_ISDIR(found.st_mode)
+    return stat.S_ISDIR(mode(path, follow=follow))
 
 
 def pinned(place: str) -> str | None:

@@ -51,8 +51,9 @@ def replace_functions(overlay: Overlay) -> None:
     for (owner, name), make in makers.items():
         original = getattr(owner, name, None)
         if original is not None:
-            ours[original] = functools.wraps(original)(make(overlay, original))
-            setattr(owner, name, ours[original])
+            ours[original] = function = functools.wraps(original)(make(overlay, original))
+            function.__module__ = owner.__name__  # where pickle finds it
+            setattr(owner, name, function)
     builtins.open = io.open
     for supported in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
         supported.update(ours[each] for each in list(supported) if each in ours)  # type: ignore[arg-type]

@@ -60,9 +60,7 @@ class StoreRanks:
 
 
 def _serve(folder: Path) -> Any:
-    store = _torch.TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT, use_libuv=True
-    )
+    store = _connect(0, is_master=True)
     temporary = folder / f"{_FILE}.tmp"
     temporary.write_text(str(store.port))
     temporary.rename(folder / _FILE)
@@ -76,6 +74,15 @@ def _find(folder: Path) -> Any:
             raise TimeoutError(f"rank 0 did not begin within {_START_SECONDS:.0f} s")
         time.sleep(0.01)
     port = int((folder / _FILE).read_text())
+    return _connect(port, is_master=False)
+
+
+def _connect(port: int, *, is_master: bool) -> Any:
     return _torch.TCPStore(
-        "127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=_TIMEOUT, use_libuv=True
+        "127.0.0.1",
+        port,
+        is_master=is_master,
+        wait_for_workers=False,
+        timeout=_TIMEOUT,
+        use_libuv=os.environ.get("USE_LIBUV", "1") == "1",  # as torch reads it
     )

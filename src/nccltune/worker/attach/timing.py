@@ -6,8 +6,7 @@ import os
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -20,8 +19,8 @@ from nccltune.worker.attach.optimizers import OnStep, count_steps
 from nccltune.worker.attach.saves import Saves
 from nccltune.worker.attach.spawning import refuse_spawned_ranks
 from nccltune.worker.attach.store import StoreRanks
-from nccltune.worker.channel import TOKEN, Channel
-from nccltune.worker.check import check_collectives, check_parameters
+from nccltune.worker.channel import Channel
+from nccltune.worker.check import check_collectives, check_parameters, check_types
 from nccltune.worker.job import bucket_bytes
 from nccltune.worker.measure import figures
 from nccltune.worker.memory import forget_peak_memory, held_memory, peak_memory
@@ -29,7 +28,17 @@ from nccltune.worker.spec import Settings
 from nccltune.worker.status import Status, WrongResult
 from nccltune.worker.timer import Clock, Queue, WindowTimer
 
+if TYPE_CHECKING:
+    from nccltune.worker.attach.trial import Place
+
 _EARLY = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "NUMEXPR_", "ATEN_")
+_LOGGED = (
+    *("bucket_cap_bytes", "bucket_sizes", "rebuilt_bucket_sizes", "has_rebuilt_buckets"),
+    *("broadcast_buffers", "find_unused_parameters", "gradient_as_bucket_view", "static_graph"),
+    *("unused_parameter_size", "iteration", "world_size", "backend_name", "comm_hook"),
+)
+_TYPES = (torch.float32, torch.bfloat16)
+_SEVERAL = 1.5  # times forward in a step
 _LOOKED_AT = 12  # steps, in a launch that only looks at the script
 _LOOKED_SECONDS = 60.0
 _FEWEST = 3
@@ -75,15 +84,15 @@ class Timing:
         self,
         status: Status,
         saves: Saves | None,
-        folder: Path,
+        place: Place,
         environment: Mapping[str, str],
     ) -> None:
         """`environment`: before the script began."""
         self._status, self._saves, self._environment = status, saves, environment
-        self._ranks = StoreRanks(folder)
+        self._ranks = StoreRanks(place.folder)
         self._ranks.gather([])  # from here on every rank is up
-        self._channel = Channel.connect() if self._ranks.rank == 0 else None
-        self.announce("hello", token=os.environ[TOKEN], torch=torch.__version__)
+        self._channel = Channel.connect(place.address) if self._ranks.rank == 0 else None
+        self.announce("hello", token=place.token, torch=torch.__version__)
         receive = None if self._channel is None else self._channel.receive()
         self._asked = Asked.from_message(self._ranks.share(receive))
         self.phase = "build"
@@ -102,9 +111,11 @@ class Timing:
     def watch(self, on_step: OnStep) -> None:
         """From now on the script is seen, and given what is asked for."""
         asked = self._asked
-        self._ddp = inject_ddp(asked.ddp)
-        self._loaders = inject_loader(asked.loader, asked.training or [], asked.match)
-        self._optimizers = count_steps(on_step, asked.optimizer or 0)
+        self._ddp = inject_ddp(asked.ddp, count=True)
+        training = asked.training or []
+        self._loaders = inject_loader(asked.loader, training, asked.match, count=True)
+        looks = asked.settings is None
+        self._optimizers = count_steps(on_step, None if looks else asked.optimizer or 0)
         self._samples.watch(self._ddp, self._loaders)
         refuse_spawned_ranks()
 
@@ -144,7 +155,8 @@ class Timing:
 
     def synchronize(self) -> None:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+            device = self.device  # which need not be the current one
+            torch.cuda.synchronize(device if device.type == "cuda" else None)
 
     def counted(self, steps: int) -> tuple[int, int]:
         return self._samples.counted(steps)
@@ -174,8 +186,7 @@ class Timing:
         self._clock.start("first_step")
         yield  # DDP rebuilds its buckets after the first
         self.synchronize()
-        self._samples.agree(self._ranks)
-        self._samples.settle()
+        self._samples.settle(self._ranks)
         self._clock.start("check")
         checked = self._check_collectives()
         forget_peak_memory(self.device)
@@ -190,16 +201,17 @@ class Timing:
         return self._result({**figures_, "collectives_checked": checked})
 
     def _look(self) -> Plan:
-        """Some steps of the script as it is; what it has is seen meanwhile."""
+        """Some steps of the script as it is, of whichever optimizer; what it has is seen meanwhile.
+        All ranks go by the time of rank 0.
+        """
         self._clock.start("first_step")
-        began, steps = time.monotonic(), 1
-        optimizers = self._optimizers
-        while sum(optimizers.steps) < _LOOKED_AT and optimizers.told < _LOOKED_AT:
-            yield
-            steps += 1
+        began = time.monotonic()
+        for steps in range(1, _LOOKED_AT + 1):
+            self._samples.note_samples()
             spent = self._ranks.gather([time.monotonic() - began])[0][0]
-            if steps >= _FEWEST and spent > _LOOKED_SECONDS:
+            if steps == _LOOKED_AT or (steps >= _FEWEST and spent > _LOOKED_SECONDS):
                 break
+            yield
         self.synchronize()
         equal = True
         if self._model() is not None:
@@ -213,9 +225,13 @@ class Timing:
     def _check_collectives(self) -> int:
         """On the process group that DDP uses, between two steps, where all ranks are now."""
         model = self._model()
-        if model is None or self._ranks.world_size < 2:
+        if not (dist.is_available() and dist.is_initialized()) or self._ranks.world_size < 2:
             return 0
-        return check_collectives(self, model.process_group, self._ranks)
+        if model is not None:
+            group = model.process_group
+            return check_collectives(self, group, _GroupRanks(group))
+        everyone = dist.group.WORLD
+        return check_types(_TYPES, (), self.device, everyone, _GroupRanks(everyone))
 
     def _result(self, found: Mapping[str, Any]) -> dict[str, Any]:
         memory = self._ranks.gather([float(v) for v in peak_memory(self.device)])
@@ -238,9 +254,12 @@ class Timing:
         """What is seen of the script; of rank 0, but for samples."""
         ddp, optimizers, loaders = self._ddp, self._optimizers, self._loaders
         counted = optimizers.busiest() if self._asked.optimizer is None else self._asked.optimizer
-        steps = optimizers.told or (optimizers.steps[counted] if optimizers.steps else 0)
-        samples = self._ranks.gather([self._samples.per_step()])
-        feeding = loaders.feeding(steps)
+        known = counted < len(optimizers.steps)
+        steps = optimizers.told or (optimizers.steps[counted] if known else 0)
+        alone = len(optimizers.steps) < 2
+        samples = self._ranks.gather([self._samples.per_step(steps, alone=alone)])
+        feeding = loaders.feeding()
+        several = not alone or len(ddp.modules()) > 1  # more goes forward than a step's batches
         initialized = dist.is_available() and dist.is_initialized()
         return {
             "world_size": self._ranks.world_size,
@@ -250,7 +269,8 @@ class Timing:
             "ddp_passed": ddp.passed,
             "ddp_kept": ddp.kept,
             "ddp_logging": _logging(model),
-            "accumulates": not ddp.synchronised or ddp.forwards > 1.5 * max(1, steps),
+            "accumulates": not ddp.synchronised
+            or (not several and ddp.forwards > _SEVERAL * max(1, steps)),
             "fsdp": _uses_fsdp(),
             "early_variables": _set_early(self._environment),
             "loaders": [r.facts() for r in loaders.records[:20]],
@@ -260,8 +280,15 @@ class Timing:
             "told": optimizers.told,
             "samples_per_step": [row[0] for row in samples],
             "saves": 0 if self._saves is None else self._saves.redirected,
-            "first_save": None if self._saves is None else self._saves.first,
         }
+
+
+class _GroupRanks:
+    """Ranks of a process group, which may be some of all."""
+
+    def __init__(self, group: Any) -> None:
+        self.rank = dist.get_rank(group)
+        self.world_size = dist.get_world_size(group)
 
 
 class _Reduced:
@@ -291,12 +318,12 @@ def _size(model: torch.nn.Module) -> int:
 
 
 def _logging(model: Any) -> dict[str, Any]:
-    """DDP's own logging data, as far as they are plain."""
+    """Of DDP's own logging data what says how it was made; others name the host."""
     try:
         found = model._get_ddp_logging_data()
     except (AttributeError, RuntimeError):
         return {}
-    return {n: v for n, v in found.items() if isinstance(v, (bool, int, float, str))}
+    return {name: found[name] for name in _LOGGED if name in found}
 
 
 def _set_early(before: Mapping[str, str]) -> list[str]:

@@ -14,15 +14,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from nccltune.worker.attach import FORCED, SAVES
+from nccltune.worker.attach import FORCED, PYTHON_EXEC, SAVES, USERS_PYTHON_EXEC
 from nccltune.worker.attach.on_import import after_import
 from nccltune.worker.attach.process import ours
 from nccltune.worker.attach.saves import Saves, redirect_saves
 from nccltune.worker.attach.script import run_as_main
+from nccltune.worker.channel import ADDRESS, TOKEN
 from nccltune.worker.hosts import take_host
 from nccltune.worker.rank import leave, redirect_output
 from nccltune.worker.status import LOG_DIR, Status
 
+_OURS = (LOG_DIR, ADDRESS, TOKEN, SAVES, PYTHON_EXEC, USERS_PYTHON_EXEC)
 _GRACE_SECONDS = 3.0  # less than the tuner waits
 _NEWS_SECONDS = 5.0
 
@@ -35,12 +37,22 @@ class ScriptEnded(Exception):
     """The script is over before it could be measured."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where this launch writes, and where the tuner listens."""
+
+    folder: Path
+    address: str
+    token: str
+
+
 @dataclass
 class Trial:
     """What this rank knows of the trial. `timing` is there once the script has imported torch."""
 
     status: Status
     saves: Saves | None
+    place: Place
     done: bool = False
     steps: int = 0
     timing: Any = None
@@ -53,7 +65,7 @@ class Trial:
         from nccltune.worker.attach.timing import Timing
 
         self.status.at("rendezvous")
-        self.timing = Timing(self.status, self.saves, Path(os.environ[LOG_DIR]), self.environment)
+        self.timing = Timing(self.status, self.saves, self.place, self.environment)
         self.timing.watch(self._on_step)
         self.status.at("build")
 
@@ -71,7 +83,7 @@ class Trial:
             self._fail(error)
         if over:
             self.done = True
-            _watch_the_end()
+            _watch_the_end(self.place.folder)
             raise TrialDone(0)
 
     def _fail(self, error: BaseException) -> NoReturn:
@@ -87,7 +99,10 @@ def run_trial(arguments: Sequence[str]) -> None:
     redirect_output(folder / f"rank{rank}.log")
     status = Status(folder, rank)
     saves = redirect_saves(Path(os.environ[SAVES])) if SAVES in os.environ else None
-    trial = Trial(status, saves)
+    place = Place(folder, os.environ[ADDRESS], os.environ[TOKEN])
+    for name in _OURS:  # what the script starts, a torchrun command say, is no rank of this trial
+        os.environ.pop(name, None)
+    trial = Trial(status, saves, place)
     after_import("torch", trial.begin)
     code = _run(arguments, trial)
     if not ours():  # a child that the script forked came back from there
@@ -127,14 +142,14 @@ def _ended(code: int, trial: Trial) -> str:
     )
 
 
-def _watch_the_end() -> None:
+def _watch_the_end(folder: Path) -> None:
     """A script that catches what should end it, or hangs while it ends, is ended all the same."""
     pid = os.getpid()
 
     def end() -> None:
         time.sleep(_GRACE_SECONDS)
         if os.getpid() == pid:
-            (Path(os.environ[LOG_DIR]) / FORCED).touch()
+            (folder / FORCED).touch()
             leave(1)  # with 0 an elastic agent would wait for a value
 
     threading.Thread(target=end, daemon=True).start()
