@@ -74,7 +74,8 @@ def test_another_start_is_seen() -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("blocks", [3, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("blocks", [3, 8])
 def test_a_live_group_measures_what_fresh_launches_do(tmp_path: Path, blocks: int) -> None:
     """A job whose steps take 30 ms of waiting and little else, so that few blocks say something on
     a busy machine too, with data whose order shows in the loss.
