@@ -357,7 +357,8 @@ def test_what_was_saved_is_renamed_copied_linked_and_deleted(
         os.chmod("d.pt", 0o600)
         os.utime("d.pt", (1, 2))
         see([text(n) for n in "renamed theirs.pt folder/c.pt folder/copied latest.pt".split()])
-        see(oct(os.stat("d.pt").st_mode), os.stat("latest.pt").st_mtime)
+        see(oct(os.stat("d.pt").st_mode), os.stat("latest.pt").st_mtime, os.statvfs("d.pt").f_flag)
+        see(tried(os.setxattr, "d.pt", "user.x", b"1"), tried(os.getxattr, "d.pt", "user.none"))
         see(os.readlink("latest.pt"), os.path.relpath(os.path.realpath("folder/absolute")))
         see(os.path.relpath(os.readlink("folder/absolute")))
         see(os.path.islink("latest.pt"), os.path.islink("d.pt"), os.path.islink("linked.pt"))
@@ -392,6 +393,7 @@ def test_what_was_saved_is_renamed_copied_linked_and_deleted(
     assert run.saved("theirs.pt").read_text() == "b.pt"
     assert run.saved("final.pt").read_text() == "made under another name"
     assert run.saved("elsewhere/deep/state.json").is_file()
+    assert not (run.work / "elsewhere").exists()
 
 
 def test_the_users_checkpoints_survive_rotation_and_clean_starts(
@@ -472,23 +474,27 @@ def test_ranks_share_what_is_saved_and_what_is_deleted(runner: Runner, tmp_path:
     tree = {"deleted.pt": "the user's", "gone/old.pt": "the user's", "mine.pt": "the user's"}
     work, saves = place(tmp_path / "work", tree), tmp_path / "saves"
     rank0 = """
-        import torch
+        import torch, torch.distributed.checkpoint as dcp
         os.remove("deleted.pt")
         shutil.rmtree("gone")
         torch.save(torch.ones(1), "model.pt")
         torch.save(torch.ones(2), "no_ending")
+        dcp.save({"x": torch.ones(3)}, checkpoint_id="step")
         os.makedirs("checkpoint-7")
         write("checkpoint-7/state.json", "7")
         write("barrier", "")
         see("saved")
         """
     rank1 = """
-        import time, torch
+        import time, torch, torch.distributed.checkpoint as dcp
         see(os.path.exists("deleted.pt"))
         while not os.path.exists("barrier"):
             time.sleep(0.01)
         see(os.path.exists("deleted.pt"), os.path.exists("gone/old.pt"), os.path.exists("mine.pt"))
         see(torch.load("model.pt"), torch.load("no_ending"), text("checkpoint-7/state.json"))
+        state = {"x": torch.zeros(3)}
+        dcp.load(state, checkpoint_id="step")
+        see(state, sorted(os.listdir("step")))
         see(sorted(os.listdir(".")), os.path.getsize("model.pt") > 100, saves.redirected)
         """
     # Each imports torch in the trial, as real ranks do.
@@ -513,7 +519,8 @@ def test_ranks_share_what_is_saved_and_what_is_deleted(runner: Runner, tmp_path:
     assert seen[1:] == [
         "False False True",
         "tensor([1.]) tensor([1., 1.]) 7",
-        "['barrier', 'checkpoint-7', 'mine.pt', 'model.pt', 'no_ending'] True 0",
+        "{'x': tensor([1., 1., 1.])} ['.metadata', '__0_0.distcp']",
+        "['barrier', 'checkpoint-7', 'mine.pt', 'model.pt', 'no_ending', 'step'] True 0",
     ]
     # A trial after it, with a folder of its own, sees the user's files and none of another trial's.
     other = BEGIN + "see(sorted(os.listdir('.')), text('gone/old.pt'))"

@@ -95,9 +95,9 @@ def _replace_writer(overlay: Overlay) -> None:
     original = writer.prepare_local_plan
 
     @functools.wraps(original)
-    def prepare_local_plan(self: Any, plan: Any) -> Any:
+    def prepare_local_plan(self: Any, *args: Any, **kwargs: Any) -> Any:
         overlay.save_folder(self.path)
-        return original(self, plan)
+        return original(self, *args, **kwargs)
 
     writer.prepare_local_plan = prepare_local_plan
 
@@ -106,7 +106,12 @@ def _replace_async_save(overlay: Overlay) -> None:
     """It may save in another process, that is told where."""
     from torch.distributed.checkpoint import state_dict_saver as saver
 
-    saver.async_save = _with_path("checkpoint_id", 1, overlay.save_folder)(saver.async_save)
+    modules: list[Any] = [saver, sys.modules.get("torch.distributed.checkpoint")]
+    original = saver.async_save
+    function = _with_path("checkpoint_id", 1, overlay.save_folder)(original)
+    for module in modules:
+        if getattr(module, "async_save", None) is original:
+            module.async_save = function
 
 
 def _replace_safetensors(overlay: Overlay) -> None:
