@@ -24,10 +24,10 @@ from nccltune.output.script import script_lines
 from nccltune.output.verdicts import percent, repeated
 from nccltune.space import ResolvedSpace
 from nccltune.stats.noise import noise_threshold
+from nccltune.study.bounds import left_out
 from nccltune.study.budget import Budget
 from nccltune.study.confirming import confirm_results
 from nccltune.study.definition import Definition, command_line, refuse_changes
-from nccltune.study.bounds import left_out
 from nccltune.study.diagnosing import diagnose, diagnosis_in, record
 from nccltune.study.effects import Silences
 from nccltune.study.folder import StudyPaths, has_records, read_definition
