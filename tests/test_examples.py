@@ -82,6 +82,7 @@ def loss_of(output: str) -> float:
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_training_needs_no_nccltune(tmp_path: Path) -> None:
     (tmp_path / "nccltune.py").write_text("raise ImportError('not installed')\n")
 
@@ -101,6 +102,7 @@ def test_a_result_that_was_not_sourced_is_told(study: Path) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_the_shell_script_applies_all_of_a_result(study: Path) -> None:
     # 12 images are two batches of 3 a rank, and not three steps of any batch of 64.
     options = [*SMALL, "--samples=12", "--batch-size=64"]

@@ -73,6 +73,7 @@ def test_late_data_and_late_communication_are_told_apart(tmp_path: Path) -> None
     assert late_news.scaling_efficiency == pytest.approx(1 / (1 + won), rel=0.2)
 
 
+@pytest.mark.slow
 def test_the_command_says_what_is_late(cli: Cli) -> None:
     temporary = cli.folder / "temporary"
     temporary.mkdir()

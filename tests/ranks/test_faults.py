@@ -169,6 +169,7 @@ def test_new_keeps_the_old_study(cli: Cli) -> None:
     assert str(Path("studies") / kept[0].name) in again.stderr
 
 
+@pytest.mark.slow
 def test_a_search_survives_the_end_of_its_warm_host(cli: Cli) -> None:
     tuner = cli.start(*COMMAND, "--trials", "4")
     _wait_for_measuring(cli, after=1)

@@ -77,6 +77,7 @@ def test_one_live_group_measures_several_configurations(tmp_path: Path, kind: st
 
 
 @pytest.mark.parametrize("step_ms", [pytest.param(0, marks=pytest.mark.slow), 50])
+@pytest.mark.slow
 def test_what_is_reported_is_the_loaders_long_run_rate(tmp_path: Path, step_ms: int) -> None:
     """Two workers a rank need 40 ms a sample: 2 ranks x 2 workers / 40 ms is the true rate. With
     much prefetching the first windows show another one: that of what was made ahead. Steps that
@@ -192,6 +193,7 @@ def is_rank(pid: int) -> bool:
 @pytest.mark.parametrize(
     "killed", ["worker.host", pytest.param("forkserver", marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_a_host_that_is_killed_takes_its_ranks_along_and_is_replaced(
     tmp_path: Path, killed: str
 ) -> None:
@@ -319,6 +321,7 @@ def test_a_child_that_outlives_its_rank_is_ended_with_the_group(tmp_path: Path) 
 
 
 @mostly_warm
+@pytest.mark.slow
 def test_two_groups_measure_in_turn(tmp_path: Path, kind: str) -> None:
     """Both are alive at the same time, and neither runs steps while it is the other's turn."""
     starter = launcher(kind, tmp_path)

@@ -45,6 +45,7 @@ def torch_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
+@pytest.mark.slow
 def test_ranks_need_torch_alone(cli: Cli, torch_alone: Path) -> None:
     for missing in ("optuna", "pydantic", "click", "yaml", "torchvision", "nccltune"):
         probe = subprocess.run([torch_alone, "-c", f"import {missing}"], capture_output=True)
@@ -84,6 +85,7 @@ def test_a_python_that_cannot_run_is_one_message(cli: Cli, given: str) -> None:
     assert f"--python {given}" in run.stderr
 
 
+@pytest.mark.slow
 def test_nccltunes_own_python_is_used_by_default(cli: Cli) -> None:
     run = cli.run("search", "--dry-run", "--device", "cpu", "--model", "resnet18")
     assert run.returncode == 0, run.stderr

@@ -44,6 +44,7 @@ def traces(starter: WarmLauncher, temporary: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("launches", [4, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_launches_in_a_row_leave_nothing(tmp_path: Path, launches: int) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -67,6 +68,7 @@ def test_launches_in_a_row_leave_nothing(tmp_path: Path, launches: int) -> None:
     assert not host.folder.exists()
 
 
+@pytest.mark.slow
 def test_ranks_that_fail_cost_the_host_no_memory(tmp_path: Path) -> None:
     """torch prints what happened to them, and its formatter would import its compiler for that."""
     starter = launcher("warm", tmp_path)

@@ -78,6 +78,7 @@ def test_arguments_reach_ddp_and_the_loader(cli: Cli) -> None:
     cli.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_what_the_script_sets_itself_stays_and_is_told(cli: Cli) -> None:
     command = [*TORCHRUN, "-m", "train", "{'bucket_cap_mb': 3}", "fork"]
     done = cli.run("run", "best.yaml", "--loader-match", "Other", "--", *command)

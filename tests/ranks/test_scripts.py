@@ -434,6 +434,7 @@ def test_what_a_script_starts_is_no_rank(run: Runner, write: Write) -> None:
 # By plain commands.
 
 
+@pytest.mark.slow
 def test_a_plain_torchrun_command_measures_too(run: Runner) -> None:
     script = str(SCRIPTS / "validates.py")
     ran = run("torchrun", "--standalone", "--nproc-per-node", "2", script, plain=True)

@@ -22,7 +22,8 @@ import pytest
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 
 BEGIN = """
-import glob, inspect, io, json, os, pickle, random, shutil, sys, tempfile
+import glob, inspect, io, json, os, pickle, random, shutil, subprocess, sys, tarfile
+import tempfile
 from pathlib import Path
 see = print
 if sys.argv[1] != "-":
@@ -200,8 +201,8 @@ def test_torch_saves_go_below_the_folder_and_are_found(runner: Runner, tmp_path:
         torch.save(x, os.devnull)
         scripted = torch.jit.script(torch.nn.Linear(1, 1))
         scripted.save("scripted.pt")
-        torch.jit.save(scripted, "again.pt")
-        see(torch.jit.load("scripted.pt").weight.shape, torch.jit.load("again.pt").weight.shape)
+        torch.jit.save(torch.jit.trace(lambda x: x + 1, x), "again.pt")
+        see(torch.jit.load("scripted.pt").weight.shape, torch.jit.load("again.pt")(x))
         for action in (torch.load, lambda path: torch.save(x, path)):
             try:
                 see(action("nowhere/x.pt"))
@@ -318,9 +319,20 @@ def test_files_opened_under_the_name_of_a_checkpoint(runner: Runner, tmp_path: P
         with tempfile.NamedTemporaryFile("w", suffix=".pt") as file:
             print("temporary", file=file, flush=True)
             see(text(file.name))
+        descriptor, name = tempfile.mkstemp(suffix=".pt")
+        os.close(descriptor)
+        write(name, "written by its name")
+        see(text(name), subprocess.check_output(["cat", name]))
+        os.remove(name)
         with tempfile.TemporaryDirectory() as folder:
             write(f"{folder}/x.pt", "x")
-            see(os.listdir(folder))
+            os.system(f"touch {folder}/by_another_program.pt")
+            see(sorted(os.listdir(folder)))
+        shutil.rmtree("cache/old")
+        with tarfile.open("bundle.pt.tar", "w") as bundle:
+            bundle.add("a.pt")
+        with tarfile.open("bundle.pt.tar") as bundle:
+            see(bundle.getnames())
         see(sorted(os.listdir(".")))
         see("file" in inspect.signature(open).parameters, open.__name__, os.rename.__name__)
         see(pickle.dumps([open, os.remove, shutil.rmtree]) is not None)
@@ -331,10 +343,12 @@ def test_files_opened_under_the_name_of_a_checkpoint(runner: Runner, tmp_path: P
         "cut.ckpt": "a long one",
         "untouched.ckpt": "here",
         "low.pt": "the user's",
+        "cache/old/x.bin": "a download",
     }
     run = runner.in_trial(script, tmp_path, tree)
     logs = {"train.log", "m.csv", "m.json", "x.pt.log", "x.pt.lock", "run.pt.trace.json"}
-    assert run.harmed() == set() and run.new() == {*logs, "cache/hub/pretrained.pth"}
+    assert run.harmed() == {"cache/old/x.bin"}  # no one's work
+    assert run.new() == {*logs, "cache/hub/pretrained.pth"}
     assert run.saved("h.pt.tmp").read_text() == "h.pt.tmp"
     assert run.saved("old.ckpt").read_text() == "old+"
     assert not run.saved("untouched.ckpt").exists()  # it was only read
@@ -359,6 +373,7 @@ def test_what_was_saved_is_renamed_copied_linked_and_deleted(
         see([text(n) for n in "renamed theirs.pt folder/c.pt folder/copied latest.pt".split()])
         see(oct(os.stat("d.pt").st_mode), os.stat("latest.pt").st_mtime, os.statvfs("d.pt").f_flag)
         see(tried(os.setxattr, "d.pt", "user.x", b"1"), tried(os.getxattr, "d.pt", "user.none"))
+        see(tried(os.chown, "d.pt", -1, -1), tried(os.lchown, "latest.pt", -1, -1))
         see(os.readlink("latest.pt"), os.path.relpath(os.path.realpath("folder/absolute")))
         see(os.path.relpath(os.readlink("folder/absolute")))
         see(os.path.islink("latest.pt"), os.path.islink("d.pt"), os.path.islink("linked.pt"))
@@ -375,6 +390,10 @@ def test_what_was_saved_is_renamed_copied_linked_and_deleted(
         os.makedirs("checkpoint-1/deep")
         write("checkpoint-1/deep/state.json", "{}")
         see(tried(os.rmdir, "checkpoint-1"), tried(os.mkdir, "checkpoint-1/deep"))
+        begun = os.getcwd()
+        os.chdir("checkpoint-1")
+        see(os.listdir("."), text("deep/state.json"))
+        os.chdir(begun)
         os.rename("checkpoint-1", "checkpoint-2")
         shutil.copytree("checkpoint-2", "elsewhere")
         shutil.rmtree("checkpoint-2")
@@ -394,6 +413,28 @@ def test_what_was_saved_is_renamed_copied_linked_and_deleted(
     assert run.saved("final.pt").read_text() == "made under another name"
     assert run.saved("elsewhere/deep/state.json").is_file()
     assert not (run.work / "elsewhere").exists()
+
+
+def test_the_trials_folder_may_lie_on_another_file_system(runner: Runner, tmp_path: Path) -> None:
+    script = """
+        if sys.argv[1] != "-":
+            from nccltune.worker.attach.paths import REAL
+            def across(source, target):
+                raise OSError(18, "Invalid cross-device link")
+            REAL.replace = across
+        write("tmp123", "complete")
+        os.chmod("tmp123", 0o640)
+        os.replace("tmp123", "model.pt")
+        os.makedirs("begun/deep")
+        write("begun/deep/state", "1")
+        os.symlink("deep/state", "begun/link")
+        os.rename("begun", "checkpoint-1")
+        see(text("model.pt"), oct(os.stat("model.pt").st_mode), text("checkpoint-1/deep/state"))
+        see(os.readlink("checkpoint-1/link"), sorted(os.listdir(".")))
+        """
+    run = runner.in_trial(script, tmp_path, {"model.pt": "the user's"})
+    assert run.harmed() == set() and os.listdir(run.work) == ["model.pt"]
+    assert run.saved("checkpoint-1/deep/state").read_text() == "1"
 
 
 def test_the_users_checkpoints_survive_rotation_and_clean_starts(

@@ -119,8 +119,11 @@ class LoaderUse:
         """Those that gave batches before most steps: half as many as the one with most, or more."""
         if self.match is not None:
             return [r for r in self.records if matches(r, self.match)]
+        if known := [r for r in self.records if r.key in (self.training or ())]:
+            return known
         most = max((r.fed for r in self.records), default=0)
-        return [r for r in self.records if r.fed and r.fed >= _HALF * most]
+        feeding = [r for r in self.records if r.fed and r.fed >= _HALF * most]
+        return sorted(feeding, key=lambda r: -r.fed)
 
     def note_step(self) -> None:
         """A step is done."""

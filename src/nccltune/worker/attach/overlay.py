@@ -225,6 +225,7 @@ class Overlay(Keys):
                     copy_file(source, place)
             elif is_link(place):
                 end = self._end_of(place)
+                self.mark(end.removeprefix(self.folder))
                 return self.writing(end, end.removeprefix(self.folder), keep=keep)
         elif self.is_missing(key, path) or (users and not stat.S_ISREG(users)):
             return self.real(path, key)

@@ -19,7 +19,16 @@ from nccltune.worker.attach.overlay import Overlay
 _READ = ("stat", "statvfs", "listxattr", "getxattr", "chdir")
 _ATTRIBUTES = ("chmod", "chown", "lchown", "utime", "setxattr", "removexattr")
 # These keep functions of os and open in places of their own: default arguments, class attributes.
-_KEEPERS = ("pathlib", "pathlib._local", "pathlib._os", "glob", "tempfile", "shutil", "tarfile")
+_KEEPERS = (
+    "pathlib",
+    "pathlib._local",
+    "pathlib._os",
+    "glob",
+    "tempfile",
+    "shutil",
+    "tarfile",
+    "bz2",
+)
 
 
 def replace_functions(overlay: Overlay) -> None:
