@@ -94,7 +94,7 @@ def attached(steps: int, folder: Path) -> float:
         base=dict(os.environ),
         site={},
     )
-    launcher = ScriptLauncher(settings, StopFlag(), ScriptRun(command), folder / "attached")
+    launcher = ScriptLauncher(settings, StopFlag(), ScriptRun(command))
     long = Settings(windows=10**6, max_measure_seconds=1e6)
     message = {"type": "measure", "id": "m", "settings": asdict(long)}
     group = launcher.open({}, folder / "logs")

@@ -89,8 +89,7 @@ class Runner:
         command = read_script(argv, self._settings.base)
         launcher: Any = replace(self._warm, script=ScriptRun(command), warnings=[])
         if plain:
-            attached = self._folder / "attached"
-            launcher = ScriptLauncher(self._settings, StopFlag(), ScriptRun(command), attached)
+            launcher = ScriptLauncher(self._settings, StopFlag(), ScriptRun(command))
         self._count += 1
         logs = self._folder / f"launch-{self._count}"
         asked = ScriptTask(command, **task).request(ddp or {}, loader or {})

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from nccltune.launch.script import ScriptCommand
 from nccltune.output import verdicts, words
 from nccltune.space import changes
 from nccltune.study.outcomes import (
@@ -115,9 +116,7 @@ def _how_to_use(summary: Summary) -> list[str]:
 
 def _script_words(workload: Mapping[str, Any], placed: Mapping[str, str]) -> list[str]:
     """The torchrun command with the winner's values in it."""
-    words = list(workload["script"])
-    for name, text in placed.items():
-        words = [word.replace(f"{{{name}}}", text) for word in words]
+    words = [*ScriptCommand(tuple(workload["script"])).filled(placed)]
     if words[0] == "torchrun":
         return words
     return ["torchrun", "--standalone", f"--nproc-per-node={workload['nproc_per_node']}", *words]

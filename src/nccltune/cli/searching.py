@@ -71,7 +71,7 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
 
         with locked(paths):
             private = {str(start.worker_path.absolute()): "worker"}
-            plain = plain_launcher(start.launcher, start.stop, start.worker_path)
+            plain = plain_launcher(start.launcher, start.stop)
             return carry_out(
                 found, paths, start.launcher, plain, cache, start.stop, private, as_json=as_json
             )
@@ -88,7 +88,7 @@ def _plan(found: Survey, settings: LaunchSettings, paths: StudyPaths) -> LaunchP
     if script is None:
         launcher = TorchrunLauncher(settings, StopFlag())
         return launcher.plan(fixed_env(found), logs, "127.0.0.1:PORT", "TOKEN", tag="TAG")
-    starts = ScriptLauncher(settings, StopFlag(), script_run(script), settings.worker_path)
+    starts = ScriptLauncher(settings, StopFlag(), script_run(script))
     return starts.plan(
         fixed_env(found),
         logs,

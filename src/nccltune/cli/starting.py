@@ -86,7 +86,7 @@ def started(
         job = JobPython(python, worker_path, environ, host)
         found, host = _surveyed(options, job, images, stop, make=not dry_run)
         settings = launch_settings(found, worker_path, environ)
-        launcher = _launcher(found, settings, stop, host, worker_path)
+        launcher = _launcher(found, settings, stop, host)
         stack.callback(launcher.close)
         yield Start(found, launcher, worker_path, stop)
 
@@ -98,10 +98,10 @@ def _may_be_warm(options: SearchOptions, environ: Mapping[str, str]) -> bool:
     return not options.script or read_script(options.script, environ).options is None
 
 
-def plain_launcher(launcher: AnyLauncher, stop: StopFlag, worker_path: Path) -> Launcher:
+def plain_launcher(launcher: AnyLauncher, stop: StopFlag) -> Launcher:
     """One that starts ranks by plain torchrun commands."""
     if isinstance(launcher, WarmLauncher) and launcher.script is not None:
-        return ScriptLauncher(launcher.settings, stop, launcher.script, worker_path)
+        return ScriptLauncher(launcher.settings, stop, launcher.script)
     if isinstance(launcher, ScriptLauncher):
         return launcher
     return TorchrunLauncher(launcher.settings, stop)
@@ -116,13 +116,12 @@ def _launcher(
     settings: LaunchSettings,
     stop: StopFlag,
     host: WarmHost | None,
-    worker_path: Path,
 ) -> AnyLauncher:
     script = found.task.script
     if script is not None:
         run = script_run(script)
         if host is None:
-            return ScriptLauncher(settings, stop, run, worker_path)
+            return ScriptLauncher(settings, stop, run)
         return WarmLauncher(settings, stop, [host], run)
     if host is None:
         return TorchrunLauncher(settings, stop)

@@ -34,9 +34,10 @@ def ask_twice_if_lost(
     log_dir: Path,
     message: Mapping[str, Any],
     progress: Progress = lambda _message: None,
+    **given: Any,
 ) -> Outcome:
     """The same, once more where it was the host that died and not the ranks' fault."""
-    outcome = ask_alone(launcher, process_env, log_dir, message, progress)
+    outcome = ask_alone(launcher, process_env, log_dir, message, progress, **given)
     if outcome.host_lost:
-        outcome = ask_alone(launcher, process_env, log_dir, message, progress)
+        outcome = ask_alone(launcher, process_env, log_dir, message, progress, **given)
     return outcome

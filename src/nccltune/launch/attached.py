@@ -63,13 +63,21 @@ def attached_python(folder: Path, python: str | None) -> Path:
 
     Raises: StudyError where files cannot be written.
     """
-    place_worker(folder)
+    return write_program(place_worker(folder), python)
+
+
+def write_program(folder: Path, python: str | None) -> Path:
+    """The program alone, where the worker's files are there already. Raises StudyError."""
     program = folder.absolute() / _NAME
     try:
         program.write_text(_text(python))
         program.chmod(0o755)
     except OSError as error:
         raise StudyError(f"{program}: cannot be written: {error.strerror}") from error
+    return _usable(program)
+
+
+def _usable(program: Path) -> Path:
     if not os.access(program, os.X_OK):
         raise StudyError(f"{program}: programs cannot be started there (is it mounted noexec?)")
     return program
@@ -87,16 +95,13 @@ def lasting_attached_python(folder: Path) -> Path:
     Raises: StudyError where that cannot be written, or programs there cannot be started.
     """
     place = folder.absolute() / f"attach-{_digest()}"
-    program = place / _NAME
     if not _is_whole(place):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _put_in_place(place, Path(tempfile.mkdtemp(prefix=".new-", dir=folder)))
         except OSError as error:
             raise StudyError(f"{folder}: cannot be written: {error.strerror}") from error
-    if not os.access(program, os.X_OK):
-        raise StudyError(f"{program}: programs cannot be started there (is it mounted noexec?)")
-    return program
+    return _usable(place / _NAME)
 
 
 def _digest() -> str:

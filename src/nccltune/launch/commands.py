@@ -33,9 +33,10 @@ class JobCommand:
     or else it is not known what does. `python` is the interpreter that the command names or has in
     its first line, None where that is not known.
 
-    torchrun: `ranks` is what --nproc-per-node says, `nodes` --nnodes; `without_python` the option
-    by which it starts ranks otherwise than as Python scripts. `script`: where in `argv` the script
-    stands; for python, where its -m stands if it has one.
+    torchrun: its own options begin at `options` in `argv`; `ranks` is what --nproc-per-node says,
+    `nodes` --nnodes; `without_python` the option by which it starts ranks otherwise than as Python
+    scripts. `script`: where in `argv` the script stands; for python, where its -m stands if it has
+    one.
     """
 
     argv: tuple[str, ...]
@@ -45,6 +46,7 @@ class JobCommand:
     nodes: str | None = None
     without_python: str | None = None
     script: int | None = None
+    options: int = 0
 
 
 def read_command(argv: Sequence[str], environ: Mapping[str, str]) -> JobCommand:
@@ -113,6 +115,7 @@ def _torchrun(
         nodes=options.get("nnodes"),
         without_python=without,
         script=len(argv) - len(given) + at,
+        options=len(argv) - len(given),
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nccltune.errors import UsageError
-from nccltune.launch.attached import attached_python
+from nccltune.launch.attached import write_program
 from nccltune.launch.commands import JobCommand, read_command
 from nccltune.launch.environment import launch_environment
 from nccltune.launch.group import GroupFolder, RankGroup
@@ -105,22 +105,13 @@ def _of_torchrun(words: tuple[str, ...], found: JobCommand) -> ScriptCommand:
         raise UsageError("torchrun: no script in the command")
     if nodes not in (None, "1", "1:1"):
         raise UsageError(f"--nnodes {nodes}: only one machine is searched; give --nnodes=1")
-    start = 1 if os.path.basename(words[0]) == "torchrun" else _after_launcher(words)
-    options, target = words[start:at], words[at:]
+    options, target = words[found.options : at], words[at:]
     if (module := _module_flag(options)) is not None:
         options = (*options[:module], *options[module + 1 :])
         target = ("-m", *target)
     else:
         _check_script(target[0])
     return ScriptCommand(target, options, found.ranks, found.python)
-
-
-def _after_launcher(words: Sequence[str]) -> int:
-    """Where torchrun's own options begin in `python -m torch.distributed.run ...`."""
-    for at, word in enumerate(words):
-        if word.startswith("torch.distributed.") or os.path.basename(word) == "torchrun":
-            return at + 1
-    raise UsageError("torchrun: no script in the command")
 
 
 def _module_flag(options: Sequence[str]) -> int | None:
@@ -188,8 +179,6 @@ class ScriptLauncher:
     settings: LaunchSettings
     stop: StopFlag
     run: ScriptRun
-    attached: Path
-    """Where the attachment is put."""
     warnings: list[str] = field(default_factory=list)
     _program: Path | None = None
 
@@ -206,7 +195,7 @@ class ScriptLauncher:
     ) -> LaunchPlan:
         settings = self.settings
         if self._program is None:
-            self._program = attached_python(self.attached, settings.python)
+            self._program = write_program(settings.worker_path, settings.python)
         added = {
             **settings.rank_variables(process_env, log_dir, address, token, probe),
             **self.run.variables(settings.base, log_dir),

@@ -7,18 +7,16 @@ import os
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nccltune.errors import StudyError, UsageError
-from nccltune.launch.alone import ask_alone
+from nccltune.launch.alone import ask_twice_if_lost
 from nccltune.launch.ask import JobPython
-from nccltune.launch.emulation import check_emulation, pinned_variables
+from nccltune.launch.emulation import pinned_variables
 from nccltune.launch.protocol import Launcher, Limits
 from nccltune.launch.script import ScriptCommand, read_script
 from nccltune.launch.stopping import StopFlag
-from nccltune.machine.facts import this_machine
 from nccltune.machine.gpus import visible_gpus
 from nccltune.space import ResolvedSpace
 from nccltune.space.arguments import KINDS
@@ -26,7 +24,7 @@ from nccltune.study.budget import patient
 from nccltune.study.definition import Task
 from nccltune.study.options import SearchOptions
 from nccltune.study.script_task import ScriptTask
-from nccltune.study.survey import Survey, job_backend, job_device, job_ranks, used_machine
+from nccltune.study.survey import Survey, device_of, look_here, whole_number
 from nccltune.worker.attach import PYTHON_EXEC
 from nccltune.worker.spec import Workload
 
@@ -73,17 +71,8 @@ def survey_script(options: SearchOptions, python: JobPython, stop: StopFlag) -> 
     placed = _placed(command)
     visible = visible_gpus(environ) if options.device != "cpu" else ()
     job = python.ask({"script": command.name}, stop)
-    device, notes = job_device(options, visible, job, environ)
-    machine, gpus = this_machine(environ, use_gpus=device == "cuda")
-    backend = job_backend(options.backend, device, job)
-    usable = min(len(gpus), int(job["gpus"])) or int(job["gpus"])
-    ranks = job_ranks(_asked_ranks(options, command), device, usable)
-    notes += check_emulation(options.emulate_hosts, backend, ranks)
-    gpus = gpus[:ranks]
-    machine = replace(machine.with_job(job), **used_machine(machine, ranks))
-    workers = options.num_workers
-    if workers is None:
-        workers = min(8, max(1, machine.cores // ranks))
+    device, notes = device_of(options, visible, job, environ)
+    here = look_here(options, _asked_ranks(options, command), device, job, environ)
     script = ScriptTask(
         command=command,
         placed=placed,
@@ -94,17 +83,18 @@ def survey_script(options: SearchOptions, python: JobPython, stop: StopFlag) -> 
         scratch=options.workdir == "scratch",
     )
     task = Task(
-        workload=_workload(command, device, backend, options.seed),
-        nproc_per_node=ranks,
-        batch_size=_number(options.fix.get("batch_size"), options.batch_size or 64),
-        num_workers=_number(options.fix.get("num_workers"), workers),
+        workload=_workload(command, device, here.backend, options.seed),
+        nproc_per_node=here.ranks,
+        batch_size=whole_number(options.fix.get("batch_size"), options.batch_size or 64),
+        num_workers=here.num_workers(options),
         python=options.python,
         emulate_hosts=options.emulate_hosts,
         script=script,
     )
     complete = replace(options, trials=options.trials or 40)
+    told = (*notes, *here.notes)
     site = pinned_variables(environ)
-    return Survey(complete, task, machine, gpus, site, job, python.python, tuple(notes))
+    return Survey(complete, task, here.machine, here.gpus, site, job, python.python, told)
 
 
 class LookFailed(StudyError):
@@ -163,11 +153,6 @@ def _workload(command: ScriptCommand, device: str, backend: str, seed: int) -> W
     )
 
 
-def _number(fixed: object, otherwise: int) -> int:
-    usable = isinstance(fixed, int) and not isinstance(fixed, bool)
-    return fixed if usable else otherwise  # type: ignore[return-value]
-
-
 def look_at(
     survey: Survey,
     launcher: Launcher,
@@ -181,8 +166,7 @@ def look_at(
     script = survey.task.script
     assert script is not None
     message = {"type": "measure", "id": "look", "settings": None, **script.request({}, {})}
-    ask = partial(
-        ask_alone,
+    outcome = ask_twice_if_lost(
         launcher,
         process_env,
         log_dir,
@@ -191,9 +175,6 @@ def look_at(
         placed=survey.task.placed_texts({}),
         limits=patient(Limits()),
     )
-    outcome = ask()
-    if outcome.host_lost:  # no fault of the script's
-        outcome = ask()
     if outcome.failure is not None:
         failure = outcome.failure
         tail = f"\n{failure.excerpt}" if failure.tail else ""

@@ -44,6 +44,43 @@ class Survey:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Here:
+    """The machine as the job's ranks use it."""
+
+    machine: Machine
+    gpus: tuple[Gpu, ...]
+    ranks: int
+    backend: str
+    notes: tuple[str, ...]
+
+    def num_workers(self, options: SearchOptions) -> int:
+        """DataLoader workers of a rank in the baseline."""
+        workers = options.num_workers
+        if workers is None:
+            workers = min(8, max(1, self.machine.cores // self.ranks))
+        return whole_number(options.fix.get("num_workers"), workers)
+
+
+def look_here(
+    options: SearchOptions,
+    asked: int | None,
+    device: str,
+    job: Mapping[str, Any],
+    environ: Mapping[str, str],
+) -> Here:
+    """`asked` is how many ranks are wanted, `job` what the job's Python can do. Raises UsageError
+    for what cannot work here.
+    """
+    machine, gpus = this_machine(environ, use_gpus=device == "cuda")
+    backend = _backend(options.backend, device, job)
+    usable = int(job["gpus"])  # to torch; NVML may see more, or not be there
+    ranks = _ranks(asked, device, min(len(gpus), usable) or usable)
+    notes = tuple(check_emulation(options.emulate_hosts, backend, ranks))
+    used = replace(machine.with_job(job), **_used(machine, ranks))
+    return Here(used, gpus[:ranks], ranks, backend, notes)
+
+
 def survey(
     options: SearchOptions, python: JobPython, cache: Path, stop: StopFlag, *, make: bool
 ) -> Survey:
@@ -67,20 +104,11 @@ def survey(
         "make": make,
     }
     job = python.ask(question, stop)
-    device, notes = job_device(options, visible, job, environ)
+    device, notes = device_of(options, visible, job, environ)
     if device != ("cuda" if visible else "cpu") and options.model is None:
         job = python.ask({**question, "model": options.complete(device).model}, stop)
     options = options.complete(device)
-    machine, gpus = this_machine(environ, use_gpus=device == "cuda")
-    backend = job_backend(options.backend, device, job)
-    usable = int(job["gpus"])  # to torch; NVML may see more, or not be there
-    ranks = job_ranks(options.nproc_per_node, device, min(len(gpus), usable) or usable)
-    notes += check_emulation(options.emulate_hosts, backend, ranks)
-    gpus = gpus[:ranks]
-    machine = replace(machine.with_job(job), **used_machine(machine, ranks))
-    workers = options.num_workers
-    if workers is None:
-        workers = min(8, max(1, machine.cores // ranks))
+    here = look_here(options, options.nproc_per_node, device, job, environ)
     task = Task(
         workload=Workload(
             model=options.model or "",
@@ -91,18 +119,18 @@ def survey(
             channels_last=options.channels_last,
             cudnn_benchmark=options.cudnn_benchmark,
             device=device,
-            backend=backend,
+            backend=here.backend,
             seed=options.seed,
         ),
-        nproc_per_node=ranks,
-        batch_size=_whole(options.fix.get("batch_size"), options.batch_size or 64),
-        num_workers=0 if data == "synthetic" else _whole(options.fix.get("num_workers"), workers),
+        nproc_per_node=here.ranks,
+        batch_size=whole_number(options.fix.get("batch_size"), options.batch_size or 64),
+        num_workers=0 if data == "synthetic" else here.num_workers(options),
         python=options.python,
         emulate_hosts=options.emulate_hosts,
     )
-    return Survey(
-        options, task, machine, gpus, pinned_variables(environ), job, python.python, tuple(notes)
-    )
+    told = (*notes, *here.notes)
+    site = pinned_variables(environ)
+    return Survey(options, task, here.machine, here.gpus, site, job, python.python, told)
 
 
 def resolve_space(survey: Survey, probe: Mapping[str, Any] | None) -> ResolvedSpace:
@@ -173,7 +201,7 @@ def find_python(given: str | None) -> str:
     return os.path.abspath(found)  # not resolved: a venv's python is a link that must stay one
 
 
-def _whole(fixed: object, otherwise: int) -> int:
+def whole_number(fixed: object, otherwise: int) -> int:
     """A baseline value that --fix holds, where it is a number; the space judges the rest."""
     usable = isinstance(fixed, int) and not isinstance(fixed, bool)
     return fixed if usable else otherwise  # type: ignore[return-value]
@@ -198,7 +226,7 @@ def data_source(given: str) -> tuple[str, str | None]:
     return "folder", str(folder.absolute())
 
 
-def job_device(
+def device_of(
     options: SearchOptions,
     visible: Sequence[Gpu],
     job: Mapping[str, Any],
@@ -225,7 +253,7 @@ def job_device(
     return "cpu", [f"{reason}: running on the CPU with gloo"] if visible or masked else []
 
 
-def job_backend(given: str, device: str, job: Mapping[str, Any]) -> str:
+def _backend(given: str, device: str, job: Mapping[str, Any]) -> str:
     backend = given if given != "auto" else ("nccl" if device == "cuda" else "gloo")
     if backend == "nccl" and device == "cpu":
         raise UsageError(
@@ -236,7 +264,7 @@ def job_backend(given: str, device: str, job: Mapping[str, Any]) -> str:
     return backend
 
 
-def job_ranks(given: int | None, device: str, gpus: int) -> int:
+def _ranks(given: int | None, device: str, gpus: int) -> int:
     if device == "cpu":
         most = _RANKS_A_CORE * (os.cpu_count() or 1)
         if given is not None and given > most:
@@ -252,7 +280,7 @@ def job_ranks(given: int | None, device: str, gpus: int) -> int:
     return given or gpus
 
 
-def used_machine(machine: Machine, ranks: int) -> dict[str, Any]:
+def _used(machine: Machine, ranks: int) -> dict[str, Any]:
     """The machine's GPU facts cut to those that ranks run on."""
     return {
         "gpus": machine.gpus[:ranks],

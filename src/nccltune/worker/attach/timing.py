@@ -43,7 +43,7 @@ _LOOKED_AT = 12  # steps, in a launch that only looks at the script
 _LOOKED_SECONDS = 60.0
 _FEWEST = 3
 
-Plan = Generator[None, None, dict[str, Any]]
+Plan = Generator[str, None, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -184,15 +184,15 @@ class Timing:
         settings = self._asked.settings
         assert settings is not None
         self._clock.start("first_step")
-        yield  # DDP rebuilds its buckets after the first
+        yield "first_step"  # DDP rebuilds its buckets after the first
         self.synchronize()
         self._samples.settle(self._ranks)
         self._clock.start("check")
         checked = self._check_collectives()
         forget_peak_memory(self.device)
         timer = WindowTimer(settings, self._ranks, self, self._clock, self.announce)
-        steady = yield from _plain(timer.warming())
-        cut = yield from _plain(timer.measuring())
+        steady = yield from timer.warming()
+        cut = yield from timer.measuring()
         self._clock.start("verify")
         if self._asked.check_parameters and self._model() is not None:
             check_parameters(_Reduced(self.model), self._ranks)
@@ -211,7 +211,7 @@ class Timing:
             spent = self._ranks.gather([time.monotonic() - began])[0][0]
             if steps == _LOOKED_AT or (steps >= _FEWEST and spent > _LOOKED_SECONDS):
                 break
-            yield
+            yield "first_step"
         self.synchronize()
         equal = True
         if self._model() is not None:
@@ -301,16 +301,6 @@ class _Reduced:
     def named_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         found = self._model.named_parameters()
         return [(n, p) for n, p in found if n not in self._ignored and p.requires_grad]
-
-
-def _plain(steps: Generator[str, None, bool]) -> Generator[None, None, bool]:
-    """The same steps, whatever their phase is called."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as ended:
-            return bool(ended.value)
-        yield
 
 
 def _size(model: torch.nn.Module) -> int:
