@@ -149,6 +149,7 @@ def test_as_json(nccltune_command: Command) -> None:
         "torch": "2.9.0",
         "machine": None,
         "files": [{"file": "job.sh", "format": "shell"}],
+        "unread": [],
         "errors": 0,
         "warnings": 1,
         "notes": 1,
@@ -323,7 +324,7 @@ def test_a_conf_file_of_the_site_does_not_contradict_itself(
     for source, rules in [
         (os.path.abspath(file), ["set-by-nccl"]),
         ("/etc/other.conf", ["set-by-nccl", "differs-from-site"]),
-        ("environment", ["overruled", "set-by-nccl"]),
+        ("environment", ["overruled"]),  # so there is nothing for NCCL to set
     ]:
         site = {"NCCL_NET": SiteVariable("NCCL_NET", "Socket", source)}
         monkeypatch.setattr(linting, "site_variables", lambda _, site=site: site)
@@ -360,3 +361,68 @@ def test_the_facts_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts is not None and facts.gpus is None
     monkeypatch.setattr(linting, "visible_gpus", lambda _: ())
     assert REAL_MACHINE() is None
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_file_that_cannot_be_read_does_not_hide_the_others(
+    nccltune_command: Command, as_json: bool
+) -> None:
+    first, last = write("export NCCL_BUFFSIZE=8M\n"), write("export NCCL_NTHREADS=480\n", "b.sh")
+    Path("it").mkdir()
+    options = ["--json"] if as_json else []
+    done = nccltune_command("lint", first, "it", last, "gone", *options)
+    assert done.code == 2
+    message = "it: is a folder; gone: cannot be read: No such file or directory"
+    assert f"nccltune: error: {message}" in done.err
+    if as_json:
+        told = json.loads(done.out)
+        assert told["unread"] == message.split("; ")
+        assert [f["rule"] for f in told["findings"]] == ["unreadable-number", "dangerous"]
+    else:
+        assert "job.sh:1: error" in done.out and "b.sh:1: warning" in done.out
+
+
+def test_many_settings_that_are_not_exported_are_one_line(nccltune_command: Command) -> None:
+    names = ["IB_TIMEOUT", "NET", "DEBUG", "NSOCKS_PERTHREAD", "SOCKET_NTHREADS"]
+    values = ["22", "IB", "WARN", "2", "2"]
+    lines = [f"NCCL_{n}={v}\n" for n, v in zip(names, values, strict=True)]
+    file = write("".join(["#!/bin/sh\n", *lines]))
+    done = nccltune_command("lint", file)
+    assert done.out.splitlines() == [
+        "job.sh:2: warning: 5 settings that the shell keeps for itself unless they are exported: "
+        "NCCL_IB_TIMEOUT, NCCL_NET, NCCL_DEBUG and 2 more; write export before each, or set -a "
+        "above them [not-exported]"
+    ]
+    assert "0 errors, 5 warnings, 0 notes" in done.err
+    told = json.loads(nccltune_command("lint", file, "--json").out)
+    assert [f["line"] for f in told["findings"]] == [2, 3, 4, 5, 6]
+    few = nccltune_command("lint", write("".join(["#!/bin/sh\n", *lines[:3]])))
+    assert few.out.count("[not-exported]") == 3
+
+
+def test_a_guessed_format_is_a_note_and_no_failure(nccltune_command: Command) -> None:
+    done = nccltune_command("lint", write("NCCL_IB_TIMEOUT=22\n", "cluster.env"))
+    assert done.code == 0
+    assert done.out.startswith("cluster.env: note: read as docker --env-file")
+
+
+def test_a_release_newer_than_the_data(nccltune_command: Command) -> None:
+    file = write("export NCCL_DEBUG=WARN")
+    newer = nccltune_command("lint", file, "--nccl-version", "2.31.2")
+    assert f"NCCL 2.31.2 is newer than what is known here ({NEWEST})" in newer.err
+    for known in (str(NEWEST), "2.28.9"):
+        assert "newer" not in nccltune_command("lint", file, "--nccl-version", known).err
+
+
+def test_what_a_shell_substitutes_for_a_process_is_read() -> None:
+    """The real command under a real shell."""
+    command = f"{sys.executable} -m nccltune lint --nccl-version 2.28.9 --format shell "
+    done = subprocess.run(
+        ["bash", "-c", command + "<(echo export NCCL_BUFFSIZE=8M)"],
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1, done.stderr
+    assert ":1: error: NCCL_BUFFSIZE: NCCL reads 8M as 8" in done.stdout

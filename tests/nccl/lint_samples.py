@@ -9,7 +9,7 @@ from packaging.version import Version
 from nccltune.nccl.circumstances import Circumstances, MachineFacts
 from nccltune.nccl.env_files import Format, read_env_file
 from nccltune.nccl.findings import Finding
-from nccltune.nccl.lint import in_order, lint
+from nccltune.nccl.lint import lint_files
 from nccltune.nccl.site import SiteVariable
 
 H200 = MachineFacts(
@@ -50,7 +50,7 @@ def look(
         machine=machine,
         site={n: SiteVariable(n, v, "environment") for n, v in (site or {}).items()},
     )
-    return in_order([*read.findings, *lint(read.settings, around)], [file])
+    return lint_files([read], around)
 
 
 def rules(text: str, version: str = "2.30.7", **options: object) -> list[str]:

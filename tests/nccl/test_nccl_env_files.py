@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from nccltune.errors import UsageError
+from nccltune.nccl import env_files
 from nccltune.nccl.catalog import names
 from nccltune.nccl.circumstances import Circumstances
 from nccltune.nccl.env_files import (
@@ -23,7 +25,8 @@ from nccltune.nccl.env_files import (
     read_env_file,
 )
 from nccltune.nccl.launcher_options import slurm_pieces
-from nccltune.nccl.lint import lint
+from nccltune.nccl.lint import lint, lint_files
+from nccltune.nccl.site import SiteVariable
 
 
 def read(text: str, format: Format = "shell") -> EnvFile:
@@ -326,6 +329,38 @@ def test_what_only_nccl_does_with_its_file() -> None:
     assert faults("\nNCCL_NET=IB\nNCCL_ALGO=Ring", "nccl.conf") == [("set-by-nccl", "NET", 2)]
 
 
+EARLY = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
+
+
+def told(text: str, exported: dict[str, str], *, alone: bool) -> list[tuple[str, str, str]]:
+    """Severity, rule and name of what lint says of an nccl.conf, read alone or as a part of the
+    environment in which these are exported.
+    """
+    files = [read_env_file("nccl.conf", text.encode(), "nccl.conf")]
+    if not alone:
+        settings = environment_settings(exported)
+        files.insert(0, EnvFile("environment", "environment", False, settings, ()))
+    site = {n: SiteVariable(n, v, "environment") for n, v in exported.items()}
+    found = lint_files(files, Circumstances(Version("2.28.9"), site=site))
+    return [(f.severity, f.rule, f.name) for f in found if f.file == "nccl.conf"]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_the_environment_says_too_does_no_harm_in_nccl_conf(alone: bool) -> None:
+    text = f"{EARLY}=1\n"
+    late = ("error", "read-too-late", EARLY)
+    assert late in told(text, {}, alone=alone)
+    assert late in told(text, {EARLY: "0"}, alone=alone)
+    assert told(text, {EARLY: "1"}, alone=alone) == [("note", "repeated", EARLY)]
+    others = {EARLY: "1", "NCCL_NET": "IB"}
+    rules = [
+        rule for _, rule, _ in told(f"{text}NCCL_NET=IB\nNCCL_PROTO=LL\n", others, alone=alone)
+    ]
+    assert "set-by-nccl" in rules and late not in rules
+    rules = [rule for _, rule, _ in told(f"{text}NCCL_NET=IB\n", others, alone=alone)]
+    assert "set-by-nccl" not in rules
+
+
 def test_what_only_docker_does() -> None:
     assert held("\ufeff  NCCL_NET=IB\nNCCL_ALGO\n", "docker") == [(1, "NET", "IB")]
     assert faults("  NCCL_NET=IB\nNCCL_ALGO\n  # NCCL_A B\n", "docker") == []
@@ -351,6 +386,7 @@ def test_where_only_the_lines_speak_for_docker_the_readers_differ() -> None:
     assert [(f.rule, f.line) for f in found.findings] == [
         ("depends-on-reader", 1),
         ("depends-on-reader", 2),
+        ("assumed-format", None),
     ]
     assert [s.value for s in found.settings] == ["IB", "Ring", "WARN"]
 
@@ -367,7 +403,8 @@ def test_where_only_the_lines_speak_for_docker_the_readers_differ() -> None:
 )
 def test_what_a_shell_and_docker_read_differently(line: str) -> None:
     found = read_env_file("job.env", f"{line}\nNCCL_DEBUG=WARN\n".encode())
-    assert [(f.rule, f.line) for f in found.findings] == [("depends-on-reader", 1)]
+    told = [(f.rule, f.line) for f in found.findings if f.rule != "assumed-format"]
+    assert told == [("depends-on-reader", 1)]
     assert read_env_file("docker.env", f"{line}\n".encode()).findings == ()
 
 
@@ -486,7 +523,7 @@ def test_any_text_is_read_and_every_line_number_exists(seed: int) -> None:
             found = read_env_file("a", content, format)  # type: ignore[arg-type]
             findings = [*found.findings, *lint(found.settings, Circumstances())]
             lines = {s.line for s in found.settings} | {f.line for f in findings}
-            assert lines <= set(range(1, content.count(b"\n") + 2)), content
+            assert lines - {None} <= set(range(1, content.count(b"\n") + 2)), content
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -502,7 +539,7 @@ def test_any_bytes_end_with_settings_or_a_message(seed: int) -> None:
     "unit",
     [
         *("'", "$(", "`\\", "(", "<<A ", "if ", "A=(", "'\\''", "${", "\\", "((a(b)", "((a))"),
-        *("bash <<A\n", "x && ", "NCCL_NET=IB;\n"),
+        *("bash <<A\n", "x && ", "NCCL_NET=IB;\n", "NCCL_ALGO=a;allreduce:b;"),
     ],
 )
 def test_no_text_takes_more_than_its_length(unit: str) -> None:
@@ -530,3 +567,172 @@ def test_a_file_that_is_sourced_is_named_as_not_looked_at(line: str) -> None:
     assert [(f.line, f.severity) for f in told] == [(2, "note")]
     assert "site.sh" in told[0].message
     assert [s.name for s in found.settings] == ["NCCL_ALGO"]
+
+
+def test_a_guessed_format_is_told_once_and_no_given_one() -> None:
+    text = b"NCCL_IB_TIMEOUT=22\nNCCL_DEBUG=WARN\n"
+    [told] = read_env_file("cluster.env", text).findings
+    assert (told.rule, told.severity, told.line) == ("assumed-format", "note", None)
+    assert told.message == (
+        "read as docker --env-file (NAME=VALUE lines): sourced by a shell, nothing of it is "
+        "exported (set -a; . FILE; set +a)"
+    )
+    assert read_env_file("docker.env", text).findings == ()
+    assert read_env_file("cluster.env", text, "docker").findings == ()
+    assert read_env_file("cluster.env", b"PATH=/bin\n").findings == ()
+
+
+ALGO = "NCCL_ALGO=ring,tree"
+
+
+@pytest.mark.parametrize(
+    ("line", "whole"),
+    [
+        (f"export {ALGO};allreduce:tree", "ring,tree;allreduce:tree"),
+        (f"export {ALGO}; allreduce:tree", "ring,tree;allreduce:tree"),
+        (f"export {ALGO}&allreduce:tree", "ring,tree&allreduce:tree"),
+        (f"{ALGO};allreduce:tree torchrun a", "ring,tree;allreduce:tree"),
+        (f"mpirun -x {ALGO};allreduce:^nvls;broadcast:ring", None),
+        ("export NCCL_PROTO=LL;AllReduce:Simple", "LL;AllReduce:Simple"),
+        ("export NCCL_CTA_POLICY=EFFICIENCY|ZERO", "EFFICIENCY|ZERO"),
+    ],
+)
+def test_values_that_a_shell_cuts_at_an_operator(line: str, whole: str | None) -> None:
+    [told] = [f for f in read(f"{line}\n").findings if f.rule == "cut-at-operator"]
+    assert (told.severity, told.line) == ("error", 1)
+    whole = "ring,tree;allreduce:^nvls;broadcast:ring" if whole is None else whole
+    assert told.message.endswith(f"write {told.name}='{whole}'")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"export '{ALGO};allreduce:tree'",
+        f"export {ALGO}; torchrun a",
+        f"export {ALGO} && allreduce:tree",
+        f"export {ALGO}\nallreduce:tree",
+        "PATH=/bin;allreduce:tree",
+        f"export {ALGO} ; reduce",
+    ],
+)
+def test_operators_that_end_a_command(line: str) -> None:
+    assert "cut-at-operator" not in [f.rule for f in read(line).findings]
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("export NCCL_NET=AWS Libfabric", "NCCL_NET='AWS Libfabric'"),
+        ("NCCL_NET=AWS Libfabric torchrun a", "NCCL_NET='AWS Libfabric'"),
+        ("export NCCL_THREAD_THRESHOLDS=8 8 32 NCCL_NET=IB", "NCCL_THREAD_THRESHOLDS='8 8 32'"),
+        ("export NCCL_NET='AWS Libfabric'", None),
+        ("export NCCL_NET=IB PATH", None),
+        ("NCCL_NET=IB torchrun a", None),
+    ],
+)
+def test_values_that_a_shell_cuts_at_a_blank(line: str, meant: str | None) -> None:
+    told = [f.message for f in read(line).findings if f.rule == "spaces-around-equals"]
+    expected = [] if meant is None else [f"the value is cut off at the blank; write {meant}"]
+    assert told == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "rules"),
+    [
+        ("export NCCL_NET=IB; torchrun a; export NCCL_NET=Socket; torchrun b", []),
+        ("export NCCL_NET=IB\npython a.py\nexport NCCL_NET=IB", []),
+        ("export NCCL_NET=IB; echo a; cd /; export NCCL_NET=Socket; torchrun b", ["duplicate"]),
+        ("torchrun a; export NCCL_NET=IB; export NCCL_NET=Socket", ["duplicate"]),
+        ("export NCCL_NET=IB\nexport NCCL_NET=IB", ["repeated"]),
+    ],
+)
+def test_a_command_between_two_settings_of_a_name_uses_the_first(
+    text: str, rules: list[str]
+) -> None:
+    found = lint_files([read(text)], Circumstances())
+    assert [f.rule for f in found if f.rule in ("duplicate", "repeated")] == rules
+
+
+@pytest.mark.parametrize(
+    ("line", "bad"),
+    [
+        (': "${NCCL_BUFFSIZE:=8M}"\nexport NCCL_BUFFSIZE', True),
+        (": ${NCCL_BUFFSIZE=8M}\nexport NCCL_BUFFSIZE", True),
+        (': "${NCCL_BUFFSIZE:=8388608}"\nexport NCCL_BUFFSIZE', False),
+        ("export NCCL_BUFFSIZE=${NCCL_BUFFSIZE:-8M}", True),
+        ('export NCCL_BUFFSIZE="${SIZE:-8M}"', True),
+        ("export NCCL_BUFFSIZE=${NCCL_BUFFSIZE:-8388608}", False),
+        ("export NCCL_BUFFSIZE=${NCCL_BUFFSIZE:-$SIZE}", False),
+        ("export NCCL_BUFFSIZE=${NCCL_BUFFSIZE:+8M}", False),
+    ],
+)
+def test_a_default_is_judged(line: str, bad: bool) -> None:
+    found = lint_files([read(line)], Circumstances())
+    assert ("unreadable-number" in [f.rule for f in found]) == bad
+    assert "not-exported" not in [f.rule for f in found]
+
+
+def test_a_default_does_not_win_over_another_setting() -> None:
+    text = "export NCCL_SOCKET_NTHREADS=${N:-16}\nexport NCCL_NSOCKS_PERTHREAD=8\n"
+    found = lint_files([read(text)], Circumstances())
+    assert [f.rule for f in found if f.severity != "note"] == []
+
+
+def test_a_pipe_of_this_process_is_read_by_its_number(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, b"export NCCL_BUFFSIZE=8M\n")
+        os.close(writing)
+        assert load(Path(f"/dev/fd/{reading}")) == b"export NCCL_BUFFSIZE=8M\n"
+    finally:
+        os.close(reading)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(UsageError, match="is no file"):
+        load(tmp_path / "fifo")
+
+
+def test_a_pipe_has_limits_of_time_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    try:
+        monkeypatch.setattr(env_files, "LONGEST_WAIT", 0.05)
+        os.write(writing, b"export NCCL_DEBUG=WARN\n")
+        with pytest.raises(UsageError, match="nothing more came within 0.05 s"):
+            load(Path(f"/proc/self/fd/{reading}"))
+        monkeypatch.setattr(env_files, "LARGEST", 10)
+        monkeypatch.setattr(env_files, "LONGEST_WAIT", 60.0)
+        os.write(writing, b"export NCCL_DEBUG=WARN\n")
+        assert load(Path(f"/dev/fd/{reading}")) == b"export NCCL"
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+HEADER = "# nccltune 0.1.0: study a, trial 3 of 20\n# date: now\n# machine: 2x NVIDIA H200; NCCL\n"
+
+
+def test_a_file_of_ours_is_told_to_be_measured() -> None:
+    lines = "export NCCL_PROTO=LL\nexport NCCL_IB_HCA=mlx5\n"
+    [told] = lint_files([read(HEADER + lines)], Circumstances())
+    assert (told.rule, told.severity, told.line) == ("measured", "note", None)
+    assert "(2x NVIDIA H200; NCCL)" in told.message and "nccltune verify" in told.message
+    rules = [f.rule for f in lint_files([read(lines)], Circumstances())]
+    assert rules == ["version-bound", "fabric-specific"]
+    found = lint_files([read(f"{HEADER}export NCCL_BUFFSIZE=8M\n")], Circumstances())
+    assert [f.rule for f in found] == ["measured", "unreadable-number"]
+
+
+@pytest.mark.parametrize(
+    ("command", "rule"),
+    [
+        ("torchrun train.py", "slow"),
+        ("# megatron\ntorchrun train.py", "slow"),
+        ("torchrun train.py --tensor-model-parallel-size 4", "one-queue"),
+        ("torchrun train.py \\\n  --sequence-parallel", "one-queue"),
+        ("torchrun /opt/Megatron-LM/pretrain_gpt.py", "one-queue"),
+    ],
+)
+def test_one_queue_is_right_where_the_script_trains_with_megatron(command: str, rule: str) -> None:
+    text = f"export CUDA_DEVICE_MAX_CONNECTIONS=1\n{command}\n"
+    [found] = lint_files([read(text)], Circumstances())
+    assert (found.rule, found.severity) == (rule, "note" if rule == "one-queue" else "warning")
+    assert "no longer" not in found.message.replace("may no longer", "")

@@ -9,7 +9,7 @@ import pytest
 from lint_samples import H200, PCIE, look, only, rules
 from packaging.version import Version
 
-from nccltune.nccl import catalog
+from nccltune.nccl import catalog, lint_names
 from nccltune.nccl.circumstances import Circumstances, MachineFacts
 from nccltune.nccl.findings import RULES, Setting, shown
 from nccltune.nccl.lint import lint
@@ -46,6 +46,14 @@ def test_settings_with_nothing_to_say() -> None:
         ("nccl_debug", "NCCL_DEBUG"),
         ("NCCLL_DEBUGG", "NCCL_DEBUG"),
         ("TORCH_NCCL_BLOCKING_WAITS", "TORCH_NCCL_BLOCKING_WAIT"),
+        ("NCCLDEBUG", "NCCL_DEBUG"),
+        ("NCCLIB_DISABLE", "NCCL_IB_DISABLE"),
+        ("NCCL_NVLINK_DISABLE", "NCCL_P2P_DISABLE, or NCCL_P2P_LEVEL"),
+        ("NCCL_RDMA_DISABLE", "NCCL_IB_DISABLE"),
+        ("NCCL_SOCKET_IFACE", "NCCL_SOCKET_IFNAME"),
+        ("NCCL_IB_HCAS", "NCCL_IB_HCA"),
+        ("NCCL_BUFFER_SIZE", "NCCL_BUFFSIZE"),
+        ("NCCL_NTHREAD", "NCCL_NTHREADS"),
     ],
 )
 def test_misspelt_names(name: str, meant: str) -> None:
@@ -59,8 +67,62 @@ def test_unknown_names(name: str) -> None:
     assert only(f"{name}=1", "unknown-variable").severity == "error"
 
 
-def test_a_name_that_many_believe_in() -> None:
-    assert "init_process_group" in only("NCCL_TIMEOUT=3600", "unknown-variable").message
+@pytest.mark.parametrize("name", ["NCCL_TIMEOUT", "TORCH_NCCL_TIMEOUT", "NCCL_TIMEOUT_MS"])
+def test_a_name_that_many_believe_in(name: str) -> None:
+    assert "init_process_group" in only(f"{name}=3600", "unknown-variable").message
+    assert [f.rule for f in look(f"{name}=3600")] == ["unknown-variable"]  # not exported
+
+
+def test_names_that_torch_does_not_read() -> None:
+    assert only("TORCH_NCCL_FOO=1", "unknown-variable").severity == "error"
+    assert [f.rule for f in look("TORCH_NCCL_FOO=1")] == ["unknown-variable"]  # not exported
+
+
+@pytest.mark.parametrize("name", ["NCCLTEST", "NCCL", "NCCLROOT", "NCCL_", "XNCCLDEBUG"])
+def test_names_without_an_underscore_that_are_no_variables(name: str) -> None:
+    assert not [f for f in look(f"export {name}=1") if f.rule == "misspelt"]
+
+
+def test_every_name_in_the_table_of_wrong_names_is_wrong_and_leads_to_a_right_one() -> None:
+    for wrong, right in lint_names._MEANT.items():
+        assert catalog.lookup(wrong) is None, wrong
+        for name in right.split(", or "):
+            found = catalog.lookup(name)
+            assert found is not None and found.removed is None, wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "instead"),
+    [
+        ("NCCL_MIN_NRINGS", "2.7.8", "NCCL_MIN_NCHANNELS"),
+        ("NCCL_MAX_NRINGS", "2.16.5", "NCCL_MAX_NCHANNELS"),
+        ("NCCL_MAX_NRINGS", "2.17.1", "NCCL_MAX_CTAS"),
+        ("NCCL_MIN_NCHANNELS", "2.28.9", "NCCL_MIN_CTAS"),
+        ("NCCL_CHECKS_DISABLE", "2.21.5", "NCCL_CHECK_POINTERS"),
+        ("NCCL_CHECKS_DISABLE", "2.30.7", "NCCL_CHECK_MODE"),
+    ],
+)
+def test_the_successor_is_one_that_the_release_reads(name: str, version: str, instead: str) -> None:
+    rule = "removed" if name == "NCCL_CHECKS_DISABLE" else "deprecated"
+    assert only(f"{name}=1", rule, version).message.endswith(f" {instead}")
+
+
+def test_no_successor_is_one_that_its_release_does_not_read() -> None:
+    for text in ("2.4.8", "2.7.8", "2.12.12", "2.16.5", "2.21.5", "2.28.9", "2.30.7"):
+        version = Version(text)
+        for name in catalog.names():
+            variable = catalog.lookup(name)
+            assert variable is not None
+            instead = catalog.successor(variable, version)
+            found = catalog.lookup(instead) if instead else None
+            if found is not None:
+                assert found.since is None or found.since <= version, (name, text)
+                assert found.removed is None or version < found.removed, (name, text)
+
+
+@pytest.mark.parametrize("version", ["2.4.8", "2.7.8", "2.30.7"])
+def test_a_name_that_was_documented_once_is_not_called_undocumented(version: str) -> None:
+    assert "undocumented" not in str(rules("NCCL_MIN_NRINGS=4", version))
 
 
 @pytest.mark.parametrize("name", sorted(TORCH_NAMES))
@@ -99,6 +161,7 @@ def test_a_name_of_a_newer_release() -> None:
     assert found.severity == "note"
     assert rules("NCCL_RMA_EAGER_INIT=1") == ["unknown-variable NCCL_RMA_EAGER_INIT"]
     assert "did you mean NCCL_DEBUG?" in only("NCCL_DEBUGG=1", "newer-release", "2.31").message
+    assert "init_process_group" in only("NCCL_TIMEOUT=1", "newer-release", "2.31").message
 
 
 def test_a_thousand_unknown_names_are_all_told() -> None:
@@ -284,12 +347,22 @@ def test_lists_that_are_none(line: str, version: str, part: str) -> None:
     assert found.severity == "error" and part in found.message
 
 
-@pytest.mark.parametrize("version", ["2.18.1", "2.24.3", "2.30.7"])
+@pytest.mark.parametrize("version", ["2.24.3", "2.30.7"])
 def test_an_algorithm_without_which_ddp_cannot_start(version: str) -> None:
     found = only("NCCL_ALGO=Tree", "no-algorithm", version)
     assert "Broadcast, AllGather" in found.message
-    if version >= "2.24":
-        assert found.message.endswith("as in ring,tree;allreduce:tree")
+    assert found.message.endswith("as in 'ring,tree;allreduce:tree'")
+    for format in ("docker", "nccl.conf"):
+        found = look("NCCL_ALGO=Tree", version, format=format)
+        [told] = [f.message for f in found if f.rule == "no-algorithm"]
+        assert told.endswith("as in ring,tree;allreduce:tree")
+
+
+@pytest.mark.parametrize("version", ["2.16.5", "2.17.1", "2.18.5", "2.19.4", "2.23.4"])
+def test_before_2_24_ring_is_left_to_what_ddp_starts_with(version: str) -> None:
+    found = rules("NCCL_ALGO=Tree", version)
+    assert "no-algorithm NCCL_ALGO" not in found
+    assert ("falls-back NCCL_ALGO" in found) == (version >= "2.17")
 
 
 @pytest.mark.parametrize(
@@ -391,7 +464,60 @@ def test_numbers_for_paths() -> None:
     assert rules("NCCL_P2P_LEVEL=1") == ["legacy-level NCCL_P2P_LEVEL"]
 
 
+@pytest.mark.parametrize("name", ["NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_PXN_DISABLE"])
+def test_the_default_of_a_switch_is_nothing_to_speak_of(name: str) -> None:
+    assert rules(f"{name}=0") == []
+
+
+def test_leaving_out_interfaces_is_no_matter_of_one_fabric() -> None:
+    assert rules("NCCL_SOCKET_IFNAME=^docker0,lo") == []
+    assert rules("NCCL_SOCKET_IFNAME=eth0") == ["fabric-specific NCCL_SOCKET_IFNAME"]
+
+
+@pytest.mark.parametrize("machine", [None, MachineFacts(), replace(PCIE, rdma=None)])
+def test_sockets_where_nothing_says_that_there_is_nothing_else(
+    machine: MachineFacts | None,
+) -> None:
+    found = only("NCCL_IB_DISABLE=1", "slow", machine=machine)
+    assert found.severity == "warning" and "keep it only where there is none" in found.message
+    assert rules("NCCL_IB_DISABLE=1", machine=PCIE) == ["plugin-ignores NCCL_IB_DISABLE"]
+
+
 # Several settings.
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("NCCL_NET=IB\nNCCL_IB_DISABLE=1", "error constraint-broken"),
+        ("NCCL_NET=ib\nNCCL_IB_DISABLE=1", "error constraint-broken"),
+        ("NCCL_NET=IB\nNCCL_IB_DISABLE=0", None),
+        ("NCCL_NET=IB\nNCCL_IB_DISABLE=$X", None),
+        ("NCCL_NET=Socket\nNCCL_IB_DISABLE=1", None),
+        ("NCCL_NET=socket", None),
+        ("NCCL_NET=Sockets", "error misspelt Socket"),
+        ("NCCL_NET=Socketss", "error misspelt Socket"),
+        ("NCCL_NET=RoCE", "error misspelt IB"),
+        ("NCCL_NET=Sockets\nNCCL_NET_PLUGIN=none", "error misspelt Socket"),
+        ("NCCL_NET=Sockets\nNCCL_NET_PLUGIN=ofi", "note not-nccls Socket"),
+        ("NCCL_NET=IBext_v8", None),
+        ("NCCL_NET=FasTrak", None),
+        ("NCCL_NET='AWS Libfabric'", None),
+        ("NCCL_NET=Libfabric", None),
+    ],
+)
+def test_networks(text: str, expected: str | None) -> None:
+    lines = "\n".join(f"export {line}" for line in text.splitlines())
+    found = [f for f in look(lines, machine=PCIE) if f.name == "NCCL_NET"]
+    found = [f for f in found if f.rule in ("constraint-broken", "misspelt", "not-nccls")]
+    if expected is None:
+        assert found == []
+        return
+    [item] = found
+    severity, rule, *meant = expected.split()
+    assert (item.severity, item.rule) == (severity, rule)
+    if meant:
+        assert item.message.endswith(f"did you mean {meant[0]}?")
 
 
 @pytest.mark.parametrize(
@@ -505,8 +631,11 @@ def test_branches_are_not_doubles_and_leave_the_value_open() -> None:
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        ("x || export NCCL_IB_DISABLE=1\nexport NCCL_IB_HCA=mlx5\n", []),
-        ("export NCCL_IB_DISABLE=1\nx && export NCCL_IB_HCA=mlx5\n", [(2, "overruled")]),
+        ("x || export NCCL_IB_DISABLE=1\nexport NCCL_IB_HCA=mlx5\n", [(1, "slow")]),
+        (
+            "export NCCL_IB_DISABLE=1\nx && export NCCL_IB_HCA=mlx5\n",
+            [(1, "slow"), (2, "overruled")],
+        ),
         ("if x; then\nexport NCCL_NET=Socket\nelse\nexport NCCL_IB_TC=1\nfi\n", []),
         ("if x; then\nexport NCCL_NET=Socket\nexport NCCL_IB_TC=1\nfi\n", [(3, "overruled")]),
         ("case x in\na) export NCCL_NET=Socket ;;\nb) export NCCL_IB_TC=1 ;;\nesac\n", []),
@@ -683,6 +812,15 @@ def test_all_reduce_by_nvls_where_there_is_none() -> None:
 def test_devices_that_are_not_here(line: str, missing: bool) -> None:
     assert ("device-missing" in str(rules(line, machine=H200))) == missing
     assert "device-missing" not in str(rules(line))
+
+
+@pytest.mark.parametrize("name", ["NCCL_TOPO_FILE", "NCCL_GRAPH_FILE"])
+def test_files_that_are_not_here(name: str, tmp_path: Path) -> None:
+    missing = only(f"{name}={tmp_path}/no.xml", "device-missing", machine=H200)
+    assert missing.severity == "error" and "no such file" in missing.message
+    (tmp_path / "a.xml").write_text("<system/>")
+    assert "device-missing" not in str(rules(f"{name}={tmp_path}/a.xml", machine=H200))
+    assert "device-missing" not in str(rules(f"{name}={tmp_path}/no.xml"))  # another machine
 
 
 # Findings.

@@ -85,7 +85,7 @@ def test_case_11_a_function_alone_beside_a_protocol_for_all() -> None:
     now = only(text, "no-algorithm", "2.31.2")
     assert now.severity == "error"
     assert now.source == "vllm-project/vllm#58179"
-    assert "write ring,tree;allreduce:tree" in now.message
+    assert "write 'ring,tree;allreduce:tree'" in now.message
     assert only(text, "long-spelling", "2.30.7").severity == "note"
     for version in ("2.30.7", "2.31.2"):
         found = rules(f"{LONG}\nNCCL_PROTO=Simple", version)

@@ -14,7 +14,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from nccltune.cli.speaking import readers_may_leave, say
+from nccltune.cli.speaking import readers_may_leave, say, tell
 from nccltune.errors import UsageError
 from nccltune.launch.libraries import Libraries, libraries_of
 from nccltune.machine import devices
@@ -29,20 +29,24 @@ from nccltune.nccl.env_files import (
     load,
     read_env_file,
 )
-from nccltune.nccl.findings import Finding, shown
+from nccltune.nccl.findings import Finding, printable, shown
 from nccltune.nccl.lint import lint_files
 from nccltune.nccl.site import site_variables
 from nccltune.nccl.versions import known_version, parse_version, torch_release
 
 _ASKED = "--nccl-version"
+_MANY, _NAMED = 4, 3
 
 
 @dataclass(frozen=True)
 class _Read:
-    """What one run looks at: the findings of reading are those of `files`."""
+    """What one run looks at: the findings of reading are those of `files`. `unread` says of the
+    others why they are left out.
+    """
 
     files: tuple[EnvFile, ...]
     environment: bool = False
+    unread: tuple[str, ...] = ()
 
 
 def run_lint(
@@ -52,20 +56,24 @@ def run_lint(
     python: str | None,
     as_json: bool,
 ) -> int:
-    """Returns the exit code. Raises UsageError for what cannot be read."""
+    """Returns the exit code. Raises UsageError for what cannot be read, after the findings of what
+    can be.
+    """
     read = _read_files(files, given) if files else _read_environment()
     around, nccl_from = _circumstances(nccl_version, python)
     found = _findings(read, around)
     for note in _told(around, nccl_from):
-        say(_printable(note))
+        say(printable(note))
     counts: Counter[str] = Counter(item.severity for item in found)
     with readers_may_leave():
         if as_json:
             print(json.dumps(_document(read, around, nccl_from, found, counts), indent=2))
-        for item in () if as_json else found:
-            print(_printable(_line(item)))
+        for line in () if as_json else _lines(found):
+            tell(printable(line))
     if not as_json:
-        say(_printable(_summary(read, counts)))
+        say(printable(_summary(read, counts)))
+    if read.unread:
+        raise UsageError("; ".join(read.unread))
     return 1 if counts["error"] or counts["warning"] else 0
 
 
@@ -73,7 +81,16 @@ def run_lint(
 
 
 def _read_files(files: Sequence[str], given: Format | None) -> _Read:
-    return _Read(tuple(read_env_file(name, _content(name), given) for name in files))
+    read: list[EnvFile] = []
+    unread: list[str] = []
+    for name in files:
+        try:
+            read.append(read_env_file(name, _content(name), given))
+        except UsageError as error:
+            unread.append(str(error))
+    if not read:
+        raise UsageError("; ".join(unread))
+    return _Read(tuple(read), unread=tuple(unread))
 
 
 def _content(name: str) -> bytes:
@@ -89,7 +106,7 @@ def _read_environment() -> _Read:
     """The environment, and NCCL's own files behind it."""
     files, unread = environment_files(os.environ)
     for reason in unread:
-        say(_printable(f"note: {reason}"))
+        say(printable(f"note: {reason}"))
     return _Read(files, environment=True)
 
 
@@ -101,7 +118,10 @@ def _libraries(python: str | None) -> Libraries:
         return libraries_of(sys.executable, os.environ)
     from nccltune.study.survey import find_python  # brings much that lint does not need
 
-    return libraries_of(find_python(python), os.environ)
+    found = libraries_of(find_python(python), os.environ)
+    if found.trouble is not None:
+        say(printable(f"note: --python {python}: {found.trouble}"))
+    return found
 
 
 def _circumstances(asked: str | None, python: str | None) -> tuple[Circumstances, str | None]:
@@ -122,6 +142,7 @@ def _told(around: Circumstances, nccl_from: str | None) -> Iterator[str]:
     """What the findings hold for."""
     if nccl_from == _ASKED:
         yield f"for NCCL {around.version}; this machine is left out of account"
+        yield from _newer(around.version)
         return
     if nccl_from is None:
         yield (
@@ -129,8 +150,14 @@ def _told(around: Circumstances, nccl_from: str | None) -> Iterator[str]:
         )
     else:
         yield f"for NCCL {around.version} ({nccl_from})"
+    yield from _newer(around.version)
     if around.machine is None:
         yield "no GPU here: devices and links are left out of account"
+
+
+def _newer(version: Version) -> Iterator[str]:
+    if version > NEWEST:
+        yield f"NCCL {version} is newer than what is known here ({NEWEST}): checked as that one"
 
 
 def _asked_version(text: str) -> Version:
@@ -181,6 +208,29 @@ def _without_itself(around: Circumstances, file: str) -> Circumstances:
     return replace(around, site=site)
 
 
+def _lines(found: Sequence[Finding]) -> Iterator[str]:
+    """A line for each; one for all that a file does not export, where that is many."""
+    hidden: dict[str, list[Finding]] = {}
+    for item in found:
+        if item.rule == "not-exported":
+            hidden.setdefault(item.file, []).append(item)
+    for item in found:
+        alike = hidden.get(item.file, []) if item.rule == "not-exported" else []
+        if len(alike) < _MANY:
+            yield _line(item)
+        elif item is alike[0]:
+            yield _line(replace(item, name="", message=_not_exported(alike)))
+
+
+def _not_exported(alike: Sequence[Finding]) -> str:
+    names = list(dict.fromkeys(shown(item.name) for item in alike))
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return (
+        f"{len(alike)} settings that the shell keeps for itself unless they are exported: "
+        f"{', '.join(names[:_NAMED])}{more}; write export before each, or set -a above them"
+    )
+
+
 def _line(item: Finding) -> str:
     place = item.file if item.line is None else f"{item.file}:{item.line}"
     name = f"{shown(item.name)}: " if item.name else ""
@@ -211,15 +261,9 @@ def _document(
         "torch": None if around.torch is None else str(around.torch),
         "machine": None if around.machine is None else around.machine.to_dict(),
         "files": [{"file": file.file, "format": file.format} for file in read.files],
+        "unread": list(read.unread),
         "findings": [item.to_dict() for item in found],
         "errors": counts["error"],
         "warnings": counts["warning"],
         "notes": counts["note"],
     }
-
-
-def _printable(line: str) -> str:
-    """The line without what a terminal would act on, or what stdout's encoding does not have."""
-    clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
-    encoding = sys.stdout.encoding or "utf-8"
-    return clean.encode(encoding, "backslashreplace").decode(encoding)

@@ -90,6 +90,22 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(_variables()))
 
 
+def successor(variable: Variable, version: Version) -> str | None:
+    """The name to write in that release instead: the last of the chain that is there already."""
+    name: str | None = None
+    following = variable.replacement
+    while following is not None:
+        next_one = lookup(following)
+        if next_one is None or (next_one.since is not None and version < next_one.since):
+            break
+        if next_one.removed is None or version < next_one.removed:
+            name = following
+        is_old = next_one.deprecated is not None and version >= next_one.deprecated
+        is_gone = next_one.removed is not None and version >= next_one.removed
+        following = next_one.replacement if is_old or is_gone else None
+    return name
+
+
 def scope_of(name: str) -> Scope:
     """The cheapest level at which a new value takes effect; "process" for unknown names.
 

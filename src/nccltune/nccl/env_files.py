@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import select
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from nccltune.nccl.site import conf_files
 
 __all__ = [
     "LARGEST",
+    "LONGEST_WAIT",
     "EnvFile",
     "Format",
     "environment_files",
@@ -30,6 +33,14 @@ __all__ = [
 LARGEST = 1 << 20
 """Bytes; a larger file sets no environment."""
 
+LONGEST_WAIT = 30.0
+"""Seconds that a pipe may take."""
+
+_OWN_PIPE = re.compile(r"/dev/fd/\d+|/proc/self/fd/\d+", re.A)
+_MEGATRON = re.compile(
+    r"^[^#\n]*(?:--(?:tensor-model-parallel-size|sequence-parallel)\b|megatron)", re.M | re.I
+)
+_OUR_HEADER = re.compile(r"# nccltune [^\n]*\n(?:#[^\n]*\n)*?# machine: (?P<machine>[^\n]*)")
 _SCRIPTS = (".sh", ".bash", ".zsh", ".ksh", ".csh", ".sbatch", ".slurm", ".job", ".pbs", ".lsf")
 _SHELL_LINE = re.compile(
     rb"[ \t]*(?:export|setenv|unset|set|if|for|source|\.|declare|module|srun|mpirun|torchrun)[ \t]"
@@ -52,21 +63,29 @@ _OTHER_KINDS = {
 
 @dataclass(frozen=True)
 class EnvFile:
-    """`guessed` where nothing but the lines themselves tells the format."""
+    """`guessed` where nothing but the lines themselves tells the format. `megatron`: the script
+    shows that it trains with Megatron. `measured`: the machine on which nccltune measured these.
+    """
 
     file: str
     format: Format | Literal["environment"]
     guessed: bool
     settings: tuple[Setting, ...]
     findings: tuple[Finding, ...]
+    megatron: bool = False
+    measured: str | None = None
 
 
 def load(path: Path) -> bytes:
-    """The bytes of a file. Raises UsageError where it is no file of a sensible size."""
+    """The bytes of a file, or of a pipe of this process that is given by its number, as a shell
+    does for <(command). Raises UsageError where it is none, or of no sensible size.
+    """
     where = shown(str(path), 4096)
     try:
         if path.is_dir():
             raise UsageError(f"{where}: is a folder")
+        if _OWN_PIPE.fullmatch(str(path)) and path.is_fifo():
+            return _from_pipe(path, where)
         if path.exists() and not path.is_file():
             raise UsageError(f"{where}: is no file; give - to read what is piped in")
         with path.open("rb") as stream:
@@ -74,6 +93,27 @@ def load(path: Path) -> bytes:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise UsageError(f"{where}: cannot be read: {reason}") from error
+    return content
+
+
+def _from_pipe(path: Path, where: str) -> bytes:
+    """What the pipe gives until its writer leaves, within limits of size and time."""
+    content, ends = b"", time.monotonic() + LONGEST_WAIT
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        while len(content) <= LARGEST:
+            left = ends - time.monotonic()
+            if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+                raise UsageError(f"{where}: nothing more came within {LONGEST_WAIT:g} s")
+            try:
+                part = os.read(descriptor, LARGEST + 1 - len(content))
+            except BlockingIOError:  # another reader was faster
+                continue
+            if not part:
+                break
+            content += part
+    finally:
+        os.close(descriptor)
     return content
 
 
@@ -96,14 +136,29 @@ def read_env_file(file: str, content: bytes, given: Format | None = None) -> Env
         )
     format, guessed = (given, False) if given is not None else guess_format(file, content)
     if format == "shell":
-        settings, findings = shell_settings(file, text_of(content.removeprefix(MARK)))
-        return EnvFile(file, format, guessed, settings, (*_marked(file, content), *findings))
+        text = text_of(content.removeprefix(MARK))
+        settings, findings = shell_settings(file, text)
+        findings = (*_marked(file, content), *findings)
+        megatron = _MEGATRON.search(text) is not None
+        return EnvFile(file, format, guessed, settings, findings, megatron, _measured_on(text))
     reader = LineReader(file, format, guessed)
     if format == "nccl.conf":
         reader.conf(content)
     else:
         reader.docker(content)
+        if guessed and reader.settings:
+            text = (
+                "read as docker --env-file (NAME=VALUE lines): sourced by a shell, nothing of it "
+                "is exported (set -a; . FILE; set +a)"
+            )
+            reader.findings.append(Finding(file, None, "assumed-format", "", text))
     return EnvFile(file, format, guessed, tuple(reader.settings), tuple(reader.findings))
+
+
+def _measured_on(text: str) -> str | None:
+    """The machine in the header of a file that nccltune wrote, None where it is not ours."""
+    match = _OUR_HEADER.match(text)
+    return None if match is None else match["machine"].strip()
 
 
 def environment_files(environ: Mapping[str, str]) -> tuple[tuple[EnvFile, ...], tuple[str, ...]]:

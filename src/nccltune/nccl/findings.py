@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -16,6 +17,9 @@ Arm = tuple[int, int]
 """A branch of a script, and which of its arms: of one branch only one arm is gone through."""
 
 
+_PLAIN = re.compile(r"[\w,:=./%+-]*", re.A)
+
+
 @dataclass(frozen=True)
 class Setting:
     """A variable that a file or the environment sets.
@@ -23,7 +27,8 @@ class Setting:
     `value` is None where only a shell can work it out. `group` says how long it holds: 0 until the
     end, another number for one command alone, None where it is unset again. `within` are the
     branches, loops and functions around it, and it is not `exported` where it may stay in the
-    shell. With `unset` the name is taken away instead.
+    shell. With `unset` the name is taken away instead. `ran` counts the commands before it that may
+    have used an earlier value.
     """
 
     file: str
@@ -35,6 +40,7 @@ class Setting:
     within: frozenset[Arm] = frozenset()
     exported: bool = True
     unset: bool = False
+    ran: int = field(default=0, compare=False)
 
     @property
     def certain(self) -> bool:
@@ -75,10 +81,28 @@ def finding(setting: Setting, rule: str, message: str, source: str | None = None
     return Finding(setting.file, setting.line, rule, setting.name, message, source)
 
 
+def quoted(setting: Setting, value: str) -> str:
+    """A value as it has to stand in that setting's place: in quotes where a shell reads it."""
+    by_shell = setting.place in ("shell", "environment")
+    return f"'{value}'" if by_shell and not _PLAIN.fullmatch(value) else value
+
+
 def shown(text: str, limit: int = 80) -> str:
     """Text of a file, safe to print: nothing that a terminal would act on, and not too long."""
-    cut = text if len(text) <= limit else f"{text[:limit]}..."
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+    return printable(text if len(text) <= limit else f"{text[:limit]}...")
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """The text with escapes for all that a terminal would act on or not show: control characters,
+    changes of the direction of writing, bytes that are no text. With `lines` it may have several,
+    and tabs.
+    """
+    if text.isprintable():
+        return text
+    kept = "\n\t" if lines else ""
+    return "".join(
+        c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 RULES: Mapping[str, tuple[Severity, str]] = MappingProxyType(
@@ -93,9 +117,11 @@ RULES: Mapping[str, tuple[Severity, str]] = MappingProxyType(
         "quotes-kept": ("error", "quotes that become part of the value"),
         "comment-in-value": ("error", "a comment that becomes part of the value"),
         "not-expanded": ("error", "`$NAME` or `~` where nothing replaces it"),
+        "cut-at-operator": ("error", "an unquoted `;`, `&` or `|` ends the value"),
         "cut-short": ("error", "longer than NCCL's buffer"),
         "cut-at-comma": ("error", "`--export` of Slurm ends the value at its first comma"),
-        "read-too-late": ("error", "in nccl.conf, but read before NCCL reads that file"),
+        "read-too-late": ("error", "in nccl.conf alone, but read before NCCL reads that file"),
+        "assumed-format": ("note", "which format was taken, where only the lines tell"),
         "depends-on-reader": ("warning", "a shell and `docker --env-file` read it differently"),
         "not-a-setting": ("warning", "a line without `=`"),
         "not-exported": ("warning", "set in the shell, but no program sees it"),
@@ -103,11 +129,11 @@ RULES: Mapping[str, tuple[Severity, str]] = MappingProxyType(
         "not-passed-on": ("warning", "`srun --export` without ALL drops what was exported"),
         "duplicate": ("warning", "set twice in one file with different values"),
         "overruled": ("warning", "something else that is set takes its place"),
-        "repeated": ("note", "set twice in one file with the same value"),
+        "repeated": ("note", "set twice with the same value, in one file or exported too"),
         "computed": ("note", "the value is worked out by the shell: not checked"),
-        "set-by-nccl": ("note", "NCCL puts settings of nccl.conf into the environment itself"),
+        "set-by-nccl": ("note", "NCCL puts what nccl.conf alone sets into the environment"),
         # Names.
-        "unknown-variable": ("error", "no known release of NCCL reads a variable of this name"),
+        "unknown-variable": ("error", "no known release of NCCL or torch reads it"),
         "misspelt": ("error", "close to a name that is read"),
         "removed": ("error", "no longer read by this release"),
         "not-yet": ("error", "variable or value of a later release"),
@@ -137,6 +163,7 @@ RULES: Mapping[str, tuple[Severity, str]] = MappingProxyType(
         "shared-log-file": ("warning", "all ranks write into one file"),
         "needs-plugin": ("warning", "CollNet, which needs a plugin and a network for it"),
         "log-left-on": ("note", "logs or dumps at every start"),
+        "one-queue": ("note", "slow for DDP, and wanted by Megatron's tensor parallelism"),
         "plugin-ignores": ("note", "holds for the built-in network alone"),
         # Several settings.
         "constraint-broken": ("error", "values that do not fit each other"),
@@ -147,13 +174,14 @@ RULES: Mapping[str, tuple[Severity, str]] = MappingProxyType(
         "long-spelling": ("note", "a spelling that fails from NCCL 2.31 on"),
         "differs-from-site": ("note", "another value than the site's"),
         # The machine.
-        "device-missing": ("error", "names a device that is not here"),
+        "device-missing": ("error", "names a device or file that is not here"),
         "dead-here": ("warning", "cannot act on this machine"),
         "matches-more": ("warning", "a prefix that takes in more devices than it names"),
         "small-shm": ("warning", "/dev/shm is too small for what is asked"),
         "leaves-out-devices": ("note", "uses some of the devices that are here"),
         "sockets-only": ("note", "acts only over sockets, and there is something better here"),
         # What kind of setting it is.
+        "measured": ("note", "settings that nccltune measured on the machine in their header"),
         "fabric-specific": ("note", "right for the network it was written for"),
         "version-bound": ("note", "NVIDIA's guide lists it as a debugging setting"),
         "undocumented": ("note", "not in NVIDIA's guide: no interface"),

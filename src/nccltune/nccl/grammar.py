@@ -116,13 +116,13 @@ def starved_functions(value: str, version: Version | None) -> tuple[str, ...]:
 def kills_ddp(value: str, version: Version | None) -> tuple[str, ...]:
     """The functions of DDP that fail under this NCCL_ALGO as it stands, empty if none does.
 
-    Up to 2.16 the value filters AllReduce alone; in 2.17 and 2.18, and again from 2.24, a function
-    without an algorithm is an error; from 2.19 to 2.23 it falls back to Ring.
+    Before 2.24 Ring is left to all functions but AllReduce, so that programs run with Tree; from
+    2.19 on AllReduce falls back to it too. From 2.24 a function without an algorithm is an error.
     """
     at = NEWEST if version is None else version
     if Version("2.19") <= at < PREFIXES_SINCE:
         return ()
-    filtered = ("AllReduce",) if at < Version("2.17") else DDP_FUNCTIONS
+    filtered = ("AllReduce",) if at < PREFIXES_SINCE else DDP_FUNCTIONS
     starved = starved_functions(value, version)
     return tuple(function for function in filtered if function in starved)
 

@@ -23,6 +23,16 @@ _SUBMITTERS = frozenset({"sbatch", "qsub", "bsub"})
 _WITH_A_WORD = frozenset({"-u", "--unset", "-C", "--chdir", "-g", "-h", "-p", "-D", "-r", "-t"})
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
 
+HARMLESS = frozenset(
+    {
+        *("", ":", "[", "[[", "alias", "cat", "cd", "conda", "date", "declare", "echo", "export"),
+        *("false", "hostname", "local", "mkdir", "ml", "module", "nvidia-smi"),
+        *("printf", "pwd", "read", "readonly", "set", "setenv", "shift", "shopt", "sleep"),
+        *("source", ".", "test", "trap", "true", "typeset", "ulimit", "umask", "unset"),
+    }
+)
+"""Commands that run no collective."""
+
 
 @dataclass(frozen=True)
 class Fault:

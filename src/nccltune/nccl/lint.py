@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from nccltune.nccl import catalog
@@ -56,9 +56,54 @@ def lint_files(files: Sequence[EnvFile], around: Circumstances) -> tuple[Finding
     """The findings of these files taken together, those of how they are written among them. The
     files are one, or the environment with NCCL's own files behind it.
     """
-    written = [item for file in files for item in file.findings]
     settings = [setting for file in files for setting in file.settings]
-    return in_order([*written, *lint(settings, around)], [file.file for file in files])
+    held = {s.name: s.value for s in settings if s.place == "environment"}
+    held |= {n: v.value for n, v in around.site.items() if v.source == "environment"}
+    written = [item for file in files for item in _written(file, held)]
+    known = {file.file: file for file in files}
+    judged = [_of_job(item, known.get(item.file)) for item in lint(settings, around)]
+    found = [*written, *(item for item in judged if not _is_measured(item, known))]
+    found += [_measured(file, file.measured) for file in files if file.measured and file.settings]
+    return in_order(found, [file.file for file in files])
+
+
+def _of_job(item: Finding, file: EnvFile | None) -> Finding:
+    """What is slow for DDP and right for the training that the script shows."""
+    one_queue = item.name == "CUDA_DEVICE_MAX_CONNECTIONS" and item.rule == "slow"
+    if not one_queue or file is None or not file.megatron:
+        return item
+    text = "Megatron's tensor and sequence parallelism want it; for DDP and FSDP alone it is slow"
+    return replace(item, rule="one-queue", message=text)
+
+
+def _is_measured(item: Finding, files: Mapping[str, EnvFile]) -> bool:
+    """What kind of setting it is need not be said where the file itself tells of its machine."""
+    file = files.get(item.file)
+    return item.rule in _KINDS and file is not None and file.measured is not None
+
+
+def _measured(file: EnvFile, machine: str) -> Finding:
+    text = (
+        f"measured for the machine in the header ({shown(machine)}): `nccltune verify` of the "
+        "best.yaml beside it checks whether it still holds"
+    )
+    return Finding(file.file, None, "measured", "", text)
+
+
+def _written(file: EnvFile, held: Mapping[str, str | None]) -> Iterator[Finding]:
+    """What is to be said of how the file is written, where the environment has `held` these: it
+    wins over NCCL's own files.
+    """
+    here = {(s.line, s.name): s.value for s in file.settings}
+    for item in file.findings:
+        name = item.name
+        if item.rule == "set-by-nccl" and all(s.name in held for s in file.settings):
+            continue  # there is nothing left for NCCL to set
+        if item.rule == "read-too-late" and held.get(name) is not None:
+            if held[name] == here.get((item.line, name)):
+                text = "read before NCCL reads this file, but the environment says the same"
+                item = replace(item, rule="repeated", message=text)
+        yield item
 
 
 def in_order(findings: Sequence[Finding], files: Sequence[str]) -> tuple[Finding, ...]:
@@ -108,7 +153,11 @@ def _kind(setting: Setting, variable: Variable) -> Iterator[Finding]:
     name, value = setting.name, setting.value
     if value is not None and protects_multicast(name, value):
         return
+    if value == "0" and name.endswith("_DISABLE"):
+        return  # the default
     if variable.fabric:
+        if value is not None and value.startswith("^"):
+            return  # leaving out docker0 and lo is right on many hosts
         text = (
             "belongs to one network: copied elsewhere it hides devices or slows them down; measure "
             "without it"

@@ -86,8 +86,9 @@ _NUMBERS: dict[tuple[str, int], tuple[str, str, str | None]] = {
     ),
     ("CUDA_DEVICE_MAX_CONNECTIONS", 1): (
         "slow",
-        "puts all kernels of a device into one queue, so that DDP and FSDP no longer overlap "
-        "computing with communication; unset it (8), or try 16 or 32",
+        "puts all kernels of a device into one queue, so that DDP and FSDP may no longer overlap "
+        "computing with communication; unset it (8), or try 16 or 32 (tensor and sequence "
+        "parallelism of Megatron want it)",
         "pytorch/torchtitan#1147, verl-project/verl-omni#421, pytorch/pytorch#143890",
     ),
 }
@@ -111,6 +112,8 @@ def dangers(setting: Setting, around: Circumstances) -> Iterator[Finding]:
         entry = _NUMBERS.get((name, number))
         if entry is not None:
             yield finding(setting, *entry)
+        if name == "NCCL_IB_DISABLE" and number == 1 and _may_have_rdma(around):
+            yield _over_sockets(setting)
         yield from _of_release(setting, number, around.version)
     if name in _NEVER and value != "0":
         text = "hangs and wrong sums are reported for values that NCCL takes; never set it"
@@ -125,6 +128,20 @@ def dangers(setting: Setting, around: Circumstances) -> Iterator[Finding]:
         yield finding(setting, "shared-host-id", text, "NVIDIA/nccl#879")
     else:
         yield from _logs(setting, value)
+
+
+def _may_have_rdma(around: Circumstances) -> bool:
+    """Whether nothing is known of the network devices; if they are known, others judge."""
+    here = around.machine
+    return here is None or not here.gpus or here.rdma is None
+
+
+def _over_sockets(setting: Setting) -> Finding:
+    text = (
+        "traffic between hosts goes over TCP sockets, several times slower where there is "
+        "InfiniBand or RoCE; keep it only where there is none"
+    )
+    return finding(setting, "slow", text, "hiyouga/LlamaFactory#6111")
 
 
 def _is_raised(level: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from packaging.version import Version
 
 from nccltune.nccl import grammar
-from nccltune.nccl.findings import Finding, Setting, finding, shown
+from nccltune.nccl.findings import Finding, Setting, finding, quoted, shown
 from nccltune.nccl.integers import is_plain_integer
 from nccltune.nccl.values import spell
 
@@ -51,7 +51,7 @@ def _algorithms(setting: Setting, value: str, version: Version) -> Iterator[Find
     starved = grammar.starved_functions(value, version)
     if killed:
         yield _no_algorithm(setting, value, killed, version)
-    elif starved and version >= Version("2.19") and version < V2_24:
+    elif starved and Version("2.17") <= version < V2_24:
         text = f"no algorithm for {', '.join(starved)}: NCCL {version} takes Ring there"
         yield finding(setting, "falls-back", text, "NVIDIA/nccl#1304")
     named = {token.lower() for _, tokens in entries(value) for token in tokens}
@@ -76,7 +76,7 @@ def _no_algorithm(
 ) -> Finding:
     spelled = str(spell("NCCL_ALGO", value, version))
     if version >= V2_24:
-        example = spelled if spelled != value else "ring,tree;allreduce:tree"
+        example = quoted(setting, spelled if spelled != value else "ring,tree;allreduce:tree")
         way = f"restrict all-reduce alone, as in {example}"
     else:
         way = f"NCCL {version} cannot restrict all-reduce alone: add Ring, or leave it unset"

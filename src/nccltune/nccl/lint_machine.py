@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 
 from packaging.version import Version
@@ -14,6 +15,10 @@ from nccltune.nccl.findings import Finding, Setting, finding, shown
 _NVLS_FOR_TWO = Version("2.28")
 _INTERFACES = frozenset({"NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME"})
 _EXACT_INTERFACES = frozenset({"GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"})
+_FILES = {
+    "NCCL_TOPO_FILE": "NCCL warns, and goes by what it finds itself",
+    "NCCL_GRAPH_FILE": "NCCL ends at its start",
+}
 _NVLINK = frozenset({"nvlink", "nvls", "mnnvl"})
 _WITHIN = frozenset({"nvlink", "p2p", "shm"})
 _HOPPER = (9, 0)
@@ -41,6 +46,10 @@ def machine_findings(
     elif setting.name == "NCCL_IB_DISABLE" and value == "1" and here.usable_rdma:
         text = f"sends over sockets although there is {_few(here.usable_rdma)}; take it out"
         yield finding(setting, "slow", text, "hiyouga/LlamaFactory#6111")
+    elif setting.name in _FILES and not os.path.isfile(value):
+        yield finding(
+            setting, "device-missing", f"there is no such file here: {_FILES[setting.name]}"
+        )
     elif setting.name == "NCCL_P2P_DISABLE" and value == "1":
         yield from _shared_memory(setting, here)
 

@@ -8,10 +8,10 @@ from packaging.version import Version
 
 from nccltune.nccl import catalog, grammar
 from nccltune.nccl.circumstances import Circumstances
-from nccltune.nccl.findings import Finding, Setting, finding, shown
-from nccltune.nccl.integers import plain_integer
+from nccltune.nccl.findings import Finding, Setting, finding, quoted, shown
 from nccltune.nccl.lint_lists import V2_24, V2_31, entries
-from nccltune.nccl.lint_views import Chosen, views
+from nccltune.nccl.lint_network import network_findings
+from nccltune.nccl.lint_views import Chosen, number_of, text_of, views
 from nccltune.nccl.site import protects_multicast
 
 _BREAK = frozenset({"constraint-broken", "dangerous", "no-algorithm", "fallback-forgets-proto"})
@@ -42,6 +42,8 @@ def _twice(settings: Sequence[Setting]) -> Iterator[Finding]:
             held[setting.name] = setting
         if first is None or not (first.certain and setting.certain):
             continue
+        if first.ran != setting.ran:  # a command has used the first
+            continue
         loser, winner = (setting, first) if keeps else (first, setting)
         other = _where(winner, loser.file)
         if first.value == setting.value and first.value is not None:
@@ -66,28 +68,19 @@ def _interplay(chosen: Chosen, around: Circumstances) -> Iterator[Finding]:
     yield from _nvls_alone(chosen, around.version)
     yield from _need_another(chosen)
     yield from _hosts(chosen, around.version)
+    yield from network_findings(chosen)
     yield from _algorithm_and_protocol(chosen, around.version)
     yield from _log(chosen)
 
 
-def _number(chosen: Chosen, name: str) -> int | None:
-    setting = chosen.get(name)
-    return None if setting is None or setting.value is None else plain_integer(setting.value)
-
-
 def _may_be_on(chosen: Chosen, name: str) -> bool:
     """Whether it is 1, or nobody knows."""
-    return name in chosen and (chosen[name].value is None or _number(chosen, name) == 1)
-
-
-def _text(chosen: Chosen, name: str) -> str | None:
-    setting = chosen.get(name)
-    return None if setting is None else setting.value
+    return name in chosen and (chosen[name].value is None or number_of(chosen, name) == 1)
 
 
 def _sockets(chosen: Chosen, around: Circumstances) -> Iterator[Finding]:
-    threads = min(_number(chosen, "NCCL_SOCKET_NTHREADS") or 0, _THREADS)
-    each = _number(chosen, "NCCL_NSOCKS_PERTHREAD")
+    threads = min(number_of(chosen, "NCCL_SOCKET_NTHREADS") or 0, _THREADS)
+    each = number_of(chosen, "NCCL_NSOCKS_PERTHREAD")
     if each is not None and "NCCL_SOCKET_NTHREADS" not in chosen:
         text = (
             "does nothing alone: off AWS and Google's cloud there are no helper threads, and so no "
@@ -113,8 +106,8 @@ def _sockets(chosen: Chosen, around: Circumstances) -> Iterator[Finding]:
 
 
 def _without_ib(chosen: Chosen) -> bool:
-    net = _text(chosen, "NCCL_NET")
-    return _number(chosen, "NCCL_IB_DISABLE") == 1 or (net or "").lower() == "socket"
+    net = text_of(chosen, "NCCL_NET")
+    return number_of(chosen, "NCCL_IB_DISABLE") == 1 or (net or "").lower() == "socket"
 
 
 def _channels(chosen: Chosen) -> Iterator[Finding]:
@@ -123,7 +116,7 @@ def _channels(chosen: Chosen) -> Iterator[Finding]:
         ("NCHANNELS", "NCCL takes the minimum"),
         ("P2P_NCHANNELS", "they cannot both hold"),
     ):
-        low, high = (_number(chosen, f"NCCL_{end}_{kind}") for end in ("MIN", "MAX"))
+        low, high = (number_of(chosen, f"NCCL_{end}_{kind}") for end in ("MIN", "MAX"))
         if low is not None and high is not None and low > high > 0:
             text = f"the minimum is {low}, the maximum {high}: {effect}"
             yield finding(chosen[f"NCCL_MIN_{kind}"], "constraint-broken", text)
@@ -135,12 +128,12 @@ def _channels(chosen: Chosen) -> Iterator[Finding]:
 
 
 def _chunks(chosen: Chosen) -> Iterator[Finding]:
-    if "NCCL_BUFFSIZE" in chosen and _number(chosen, "NCCL_BUFFSIZE") is None:
+    if "NCCL_BUFFSIZE" in chosen and number_of(chosen, "NCCL_BUFFSIZE") is None:
         return
-    buffer = _number(chosen, "NCCL_BUFFSIZE") or _BUFFER
+    buffer = number_of(chosen, "NCCL_BUFFSIZE") or _BUFFER
     for part in ("NET", "NVL", "PCI"):
         name = f"NCCL_P2P_{part}_CHUNKSIZE"
-        size = _number(chosen, name)
+        size = number_of(chosen, name)
         if size is not None and size > buffer // 8 > 0:
             text = (
                 f"more than an eighth of NCCL_BUFFSIZE ({buffer}): NCCL lowers it to {buffer // 8} "
@@ -150,7 +143,7 @@ def _chunks(chosen: Chosen) -> Iterator[Finding]:
 
 
 def _queue_pairs(chosen: Chosen, version: Version) -> Iterator[Finding]:
-    pairs = _number(chosen, "NCCL_IB_QPS_PER_CONNECTION")
+    pairs = number_of(chosen, "NCCL_IB_QPS_PER_CONNECTION")
     split = chosen.get("NCCL_IB_SPLIT_DATA_ON_QPS")
     if pairs is not None and pairs > 1 and split is None:
         now = "in turn" if version >= Version("2.20") else "split over them"
@@ -168,10 +161,10 @@ def _queue_pairs(chosen: Chosen, version: Version) -> Iterator[Finding]:
 
 def _switched_off(chosen: Chosen) -> Iterator[Finding]:
     """Details of something that another setting switches off."""
-    if _number(chosen, "NCCL_P2P_DISABLE") == 1 and "NCCL_P2P_LEVEL" in chosen:
+    if number_of(chosen, "NCCL_P2P_DISABLE") == 1 and "NCCL_P2P_LEVEL" in chosen:
         yield finding(chosen["NCCL_P2P_LEVEL"], "overruled", "NCCL_P2P_DISABLE=1 wins over it")
     without_ib = _without_ib(chosen)
-    nvls = _text(chosen, "NCCL_NVLS_ENABLE")
+    nvls = text_of(chosen, "NCCL_NVLS_ENABLE")
     without_nvls = nvls is not None and protects_multicast("NCCL_NVLS_ENABLE", nvls)
     for name, setting in chosen.items():
         variable = catalog.lookup(name)
@@ -185,7 +178,7 @@ def _switched_off(chosen: Chosen) -> Iterator[Finding]:
 
 def _nvls_alone(chosen: Chosen, version: Version) -> Iterator[Finding]:
     """All-reduce by NVLS alone, which another setting switches off."""
-    algorithms, nvls = _text(chosen, "NCCL_ALGO"), _text(chosen, "NCCL_NVLS_ENABLE")
+    algorithms, nvls = text_of(chosen, "NCCL_ALGO"), text_of(chosen, "NCCL_NVLS_ENABLE")
     if not algorithms or nvls is None or not protects_multicast("NCCL_NVLS_ENABLE", nvls):
         return
     if grammar.grammar_error("NCCL_ALGO", algorithms, version) is not None:
@@ -201,32 +194,32 @@ def _need_another(chosen: Chosen) -> Iterator[Finding]:
     for name in _GDRCOPY:
         if name in chosen and not _may_be_on(chosen, "NCCL_GDRCOPY_ENABLE"):
             yield finding(chosen[name], "acts-only-with", "needs NCCL_GDRCOPY_ENABLE=1")
-    policy = _text(chosen, "NCCL_CTA_POLICY") or ""
+    policy = text_of(chosen, "NCCL_CTA_POLICY") or ""
     if "EFFICIENCY" in policy and {"NCCL_ALGO", "NCCL_PROTO"} & chosen.keys():
         text = "EFFICIENCY acts only where NCCL_ALGO and NCCL_PROTO are not set"
         yield finding(chosen["NCCL_CTA_POLICY"], "overruled", text)
     elif {"EFFICIENCY", "ZERO"} <= set(policy.split("|")):
         text = "NCCL drops EFFICIENCY beside ZERO"
         yield finding(chosen["NCCL_CTA_POLICY"], "constraint-broken", text)
-    algorithms = _text(chosen, "NCCL_ALGO") or ""
+    algorithms = text_of(chosen, "NCCL_ALGO") or ""
     if "collnet" in algorithms.lower() and not _may_be_on(chosen, "NCCL_COLLNET_ENABLE"):
         text = "CollNet is not switched on: it needs NCCL_COLLNET_ENABLE=1 beside it"
         yield finding(chosen["NCCL_ALGO"], "acts-only-with", text, "NVIDIA/nccl#653")
 
 
 def _hosts(chosen: Chosen, version: Version) -> Iterator[Finding]:
-    without = [_number(chosen, f"NCCL_{way}_DISABLE") == 1 for way in ("P2P", "SHM")]
+    without = [number_of(chosen, f"NCCL_{way}_DISABLE") == 1 for way in ("P2P", "SHM")]
     if all(without) and Version("2.29") <= version < Version("2.30"):
         text = "with NCCL_P2P_DISABLE=1 too, send and receive within a host failed with NCCL 2.29"
         yield finding(chosen["NCCL_SHM_DISABLE"], "dangerous", text, "NVIDIA/nccl#2057")
-    several = _number(chosen, "NCCL_MULTI_RANK_GPU_ENABLE") == 1
-    if several and _number(chosen, "NCCL_NVLS_ENABLE") == 1:
+    several = number_of(chosen, "NCCL_MULTI_RANK_GPU_ENABLE") == 1
+    if several and number_of(chosen, "NCCL_NVLS_ENABLE") == 1:
         text = "NCCL ends at its start where ranks share a GPU (NCCL_MULTI_RANK_GPU_ENABLE=1)"
         yield finding(chosen["NCCL_NVLS_ENABLE"], "constraint-broken", text, "NVIDIA/nccl#1716")
 
 
 def _algorithm_and_protocol(chosen: Chosen, version: Version) -> Iterator[Finding]:
-    algorithms, protocols = _text(chosen, "NCCL_ALGO"), _text(chosen, "NCCL_PROTO")
+    algorithms, protocols = text_of(chosen, "NCCL_ALGO"), text_of(chosen, "NCCL_PROTO")
     if not algorithms or not protocols:
         return
     if grammar.grammar_error("NCCL_ALGO", algorithms, version) is not None:
@@ -265,7 +258,7 @@ def _cleared(
     bare = [f for f in grammar.DDP_FUNCTIONS if f.lower() not in named]
     if "" in named or not bare:
         return
-    better = f"ring,tree;{algorithms}"
+    better = quoted(setting, f"ring,tree;{algorithms}")
     source = "vllm-project/vllm#58179"
     if version >= V2_31:
         text = (
@@ -283,7 +276,7 @@ def _all_entries(value: str) -> list[tuple[str, list[str]]]:
 
 
 def _log(chosen: Chosen) -> Iterator[Finding]:
-    level = _text(chosen, "NCCL_DEBUG")
+    level = text_of(chosen, "NCCL_DEBUG")
     unknown = "NCCL_DEBUG" in chosen and level is None
     wanted = (level or "").upper() in ("INFO", "TRACE", "ABORT")
     for name in ("NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"):
@@ -291,7 +284,7 @@ def _log(chosen: Chosen) -> Iterator[Finding]:
         if name in chosen and not heard and not unknown:
             text = "nothing is logged: NCCL_DEBUG is not INFO"
             yield finding(chosen[name], "acts-only-with", text)
-    subsystems = (_text(chosen, "NCCL_DEBUG_SUBSYS") or "").upper()
+    subsystems = (text_of(chosen, "NCCL_DEBUG_SUBSYS") or "").upper()
     loud = sorted(_EVERY_CALL & set(subsystems.split(","))) if wanted else []
     if loud and not subsystems.startswith("^"):
         text = f"{', '.join(loud)}: lines for every collective on every rank; INIT,ENV is enough"

@@ -19,7 +19,10 @@ _FALSE = frozenset({"0", "n", "no", "f", "false"})
 _STOI = re.compile(r"\s*[+-]?\d", re.A)
 _STASHING = Version("2.8")
 _SLOW = {
-    "TORCH_NCCL_BLOCKING_WAIT": ("the CPU waits for every collective: nothing overlaps", None),
+    "TORCH_NCCL_BLOCKING_WAIT": (
+        "the CPU waits at each wait(); DDP waits at the end of backward",
+        None,
+    ),
     "TORCH_NCCL_ENABLE_TIMING": (
         "an event before every collective; with CUDA_DEVICE_MAX_CONNECTIONS=1 overlap is lost",
         "pytorch/pytorch#143890",

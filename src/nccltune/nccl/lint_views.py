@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from nccltune.nccl import catalog
 from nccltune.nccl.findings import Arm, Setting
+from nccltune.nccl.integers import plain_integer
 
 Chosen = Mapping[str, Setting]
 """The setting that holds in the end, by name. Its value is None where nobody knows it."""
@@ -26,6 +27,18 @@ class View:
     within: frozenset[Arm]
     chosen: Chosen
     sure: frozenset[str]
+
+
+def number_of(chosen: Chosen, name: str) -> int | None:
+    """The number that holds; None where it is not set, not known or no number."""
+    setting = chosen.get(name)
+    return None if setting is None or setting.value is None else plain_integer(setting.value)
+
+
+def text_of(chosen: Chosen, name: str) -> str | None:
+    """The text that holds; None where it is not set or not known."""
+    setting = chosen.get(name)
+    return None if setting is None else setting.value
 
 
 def views(settings: Sequence[Setting]) -> Iterator[View]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from nccltune.nccl.catalog import FOREIGN, lookup
+from nccltune.nccl.catalog import FOREIGN, lookup, names
 from nccltune.nccl.site import SITE_PREFIXES
 
 TORCH_SWITCHES = frozenset(
@@ -115,12 +116,26 @@ def is_known(name: str) -> bool:
     """Whether somebody is known to read it, in some release."""
     if name.startswith("NCCL_"):
         return lookup(name) is not None or reader_of(name) is not None
+    if name.startswith("TORCH_NCCL_"):
+        return name in TORCH_NAMES
     return concerns(name) and not nearly_nccl(name)
 
 
 def nearly_nccl(name: str) -> bool:
-    """Whether the name begins with a slip for NCCL_: NNCL_, NCLL_, nccl_."""
-    return _NEARLY.match(name) is not None
+    """Whether the name begins with a slip for NCCL_: NNCL_, NCLL_, nccl_, or NCCL without _."""
+    return _NEARLY.match(name) is not None or without_underscore(name) is not None
+
+
+def without_underscore(name: str) -> str | None:
+    """The variable of NCCL that a name such as NCCLDEBUG stands for, None if for none."""
+    if not name.startswith("NCCL") or name[4:5] in ("", "_"):
+        return None
+    return _glued().get(name.replace("_", ""))
+
+
+@functools.cache
+def _glued() -> Mapping[str, str]:
+    return {name.replace("_", ""): name for name in names()}
 
 
 def is_amds(name: str) -> bool:

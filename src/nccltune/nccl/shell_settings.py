@@ -14,6 +14,7 @@ from dataclasses import replace
 from nccltune.nccl.findings import Finding, Setting, finding, shown
 from nccltune.nccl.launcher_options import (
     ASSIGNMENT,
+    HARMLESS,
     Fault,
     base,
     given,
@@ -25,11 +26,17 @@ from nccltune.nccl.launcher_options import (
 )
 from nccltune.nccl.readers import concerns, is_known, of_scripts
 from nccltune.nccl.shell_branches import Branches
+from nccltune.nccl.shell_cut import cut_at_blank, cut_at_operator
 from nccltune.nccl.shell_parts import Command, Document, Script, Word
 from nccltune.nccl.shell_words import read_script
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.A)
 _VALUE_ALONE = re.compile(r"[A-Z0-9_,^]+", re.A)
+_DEFAULT = re.compile(
+    r"""\$\{(?P<name>[A-Za-z_]\w*)(?P<operator>:?[-=])(?P<q>["']?)(?P<value>[^{}$`"']+)(?P=q)\}""",
+    re.A,
+)
+"""${NAME:-value}, ${NAME:=value}, with a value that is the same whatever the shell has."""
 _WRAPPERS = frozenset({"builtin", "command", "exec", "nohup"})
 _SOURCES = frozenset({"source", "."})
 _DECLARERS = frozenset({"export", "declare", "typeset", "readonly", "local"})
@@ -58,11 +65,14 @@ class _Reader:
         self._exported: set[str] = set()
         self._held: dict[str, list[int]] = {}  # by name, what holds to the end of the script
         self._passed: dict[str, None] = {}  # exported names that lint knows something of
+        self._ran = 0  # commands that may have used what is set
 
     def read(self, script: Script) -> None:
         for words in script.directives:
             self._take(slurm_export(words, None), self._new_group())
-        for command in script.commands:
+        for index, command in enumerate(script.commands):
+            for fault in cut_at_operator(script.commands, index):
+                self._tell(fault)
             self._command(command)
         if script.open_quote is not None:
             text = (
@@ -122,6 +132,8 @@ class _Reader:
             return
         if len(rest) > 1 and self._is_split(rest[0], rest[1]):
             return
+        for fault in cut_at_blank(words, max(count - 1, 0)):
+            self._tell(fault)
         alone = assignments and len(rest) == 1 and _VALUE_ALONE.fullmatch(rest[0].text)
         if alone and self._is_split(assignments[-1], rest[0]):
             assignments = assignments[:-1]
@@ -137,10 +149,14 @@ class _Reader:
         start = next((i for i, word in enumerate(words) if base(word) not in _WRAPPERS), len(words))
         words = words[start:]
         name, arguments = base(words[0]) if words else "", words[1:]
+        self._ran += name not in HARMLESS
         if name in _DECLARERS:
             self._declare(name, arguments)
         elif name == "set":
             self._set(arguments)
+        elif name in (":", "true"):
+            for word in arguments:
+                self._assign_defaults(word)
         elif name == "unset":
             self._unset(arguments)
         elif name in _SOURCES and arguments:
@@ -167,6 +183,8 @@ class _Reader:
             name = name.removesuffix("+")
             if index + 1 < len(words) and self._is_split(word, words[index + 1]):
                 continue
+            for fault in cut_at_blank(words, index):
+                self._tell(fault)
             if _NAME.fullmatch(name):
                 self._declared(word, name, bool(equals), exported=exported, taken=taken)
             elif equals and name[:4].upper() == "NCCL" and not (word.computed or "{" in name):
@@ -254,6 +272,12 @@ class _Reader:
             self._export_name(match[1])
         self._add(word, 0)
 
+    def _assign_defaults(self, word: Word) -> None:
+        """The argument of : "${NAME:=value}"."""
+        for match in _DEFAULT.finditer(word.text):
+            if match["operator"].endswith("="):
+                self._assign(Word(word.line, f"{match['name']}={match['value']}", quoted=True))
+
     def _export_name(self, name: str) -> None:
         self._exported.add(name)
         if concerns(name):
@@ -271,10 +295,14 @@ class _Reader:
             known = None
         else:
             known = value
-        setting = Setting(self.file, word.line, name, known, "shell", group, self._branches.within)
+        within = self._branches.within
+        setting = Setting(self.file, word.line, name, known, "shell", group, within, ran=self._ran)
         if group == 0:
             self._held.setdefault(name, []).append(len(self.settings))
         self.settings.append(setting)
+        default = _DEFAULT.fullmatch(value) if known is None else None
+        if default is not None:  # judged, but nobody knows whether it holds
+            self.settings.append(replace(setting, value=default["value"], group=None))
 
     def _is_split(self, word: Word, following: Word) -> bool:
         """Whether these are `NAME =value` or `NAME= value`, two words where one is meant."""

@@ -22,11 +22,16 @@ class ToSet:
     kept: tuple[str, ...]
 
 
-def variables_to_set(wanted: Mapping[str, str], environ: Mapping[str, str]) -> ToSet:
-    """What `wanted` adds to `environ` and to NCCL's own files. What has its value already is in
-    neither part.
+def variables_to_set(
+    wanted: Mapping[str, str],
+    environ: Mapping[str, str],
+    site: Mapping[str, SiteVariable] | None = None,
+) -> ToSet:
+    """What `wanted` adds to `environ` and to NCCL's own files, which is what `site` is of unless it
+    is given. What has its value already is in neither part.
     """
-    site = site_variables(environ)
+    if site is None:
+        site = site_variables(environ)
     values: dict[str, str] = {}
     kept: list[str] = []
     for name, value in wanted.items():

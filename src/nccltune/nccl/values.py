@@ -124,7 +124,8 @@ def _is_removed(name: str) -> bool:
 def _version_reason(variable: Variable, version: Version | None) -> str | None:
     at = NEWEST if version is None else version
     if variable.removed is not None and at >= variable.removed:
-        hint = f"; see {variable.replacement}" if variable.replacement else ""
+        instead = catalog.successor(variable, at)
+        hint = f"; see {instead}" if instead else ""
         return f"no longer read since NCCL {variable.removed}, this is {at}{hint}"
     if variable.since is not None and at < variable.since:
         return f"read from NCCL {variable.since} on, this is {at}"
