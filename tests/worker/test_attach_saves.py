@@ -501,18 +501,20 @@ def test_the_users_checkpoints_survive_rotation_and_clean_starts(
         "vain/checkpoint-9/": "",
     }
     run = runner.in_trial(script, tmp_path, tree)
-    assert run.harmed() == {"empty/note"}  # which the script deleted, and no trial is blamed for
+    assert run.harmed() == set()
     assert run.new() == {"hf/metrics.csv"}
     assert (run.work / "vain" / "checkpoint-9").is_dir()
     assert oct((run.work / "kept.pt").stat().st_mode)[-3:] != "700"
     spared = (
-        "checkpoint-500 checkpoint-1 runs weights last.pt best.pt moved latest checkpoint-9 vain"
+        "checkpoint-500 checkpoint-1 runs weights empty last.pt best.pt moved latest "
+        "checkpoint-9 vain"
     )
     assert run.spared == len(spared.split())
 
 
 def test_ranks_share_what_is_saved_and_what_is_deleted(runner: Runner, tmp_path: Path) -> None:
-    tree = {"deleted.pt": "the user's", "gone/old.pt": "the user's", "mine.pt": "the user's"}
+    names = "deleted.pt gone/old.pt mine.pt metrics.json deleted.json"
+    tree = dict.fromkeys(names.split(), "the user's")
     work, saves = place(tmp_path / "work", tree), tmp_path / "saves"
     rank0 = """
         import torch, torch.distributed.checkpoint as dcp
@@ -523,7 +525,10 @@ def test_ranks_share_what_is_saved_and_what_is_deleted(runner: Runner, tmp_path:
         dcp.save({"x": torch.ones(3)}, checkpoint_id="step")
         os.makedirs("checkpoint-7")
         write("checkpoint-7/state.json", "7")
-        write("barrier", "")
+        os.remove("deleted.json")
+        write("metrics.json", "new")
+        for name in ("made", "made2", "barrier"):
+            write(name, "")
         see("saved")
         """
     rank1 = """
@@ -533,10 +538,14 @@ def test_ranks_share_what_is_saved_and_what_is_deleted(runner: Runner, tmp_path:
             time.sleep(0.01)
         see(os.path.exists("deleted.pt"), os.path.exists("gone/old.pt"), os.path.exists("mine.pt"))
         see(torch.load("model.pt"), torch.load("no_ending"), text("checkpoint-7/state.json"))
+        os.remove("made")
+        write("made2", "written to by the other rank")
+        write("metrics.json", "+", "a")
+        see(text("metrics.json"), os.path.exists("deleted.json"), os.path.exists("made"))
         state = {"x": torch.zeros(3)}
         dcp.load(state, checkpoint_id="step")
         see(state, sorted(os.listdir("step")))
-        see(sorted(os.listdir(".")), os.path.getsize("model.pt") > 100, saves.redirected)
+        see(sorted(os.listdir(".")), os.path.getsize("model.pt") > 100)
         """
     # Each imports torch in the trial, as real ranks do.
     leave = "sys.stdout.flush(); os._exit(0)"
@@ -560,15 +569,247 @@ def test_ranks_share_what_is_saved_and_what_is_deleted(runner: Runner, tmp_path:
     assert seen[1:] == [
         "False False True",
         "tensor([1.]) tensor([1., 1.]) 7",
+        "new+ False False",
         "{'x': tensor([1., 1., 1.])} ['.metadata', '__0_0.distcp']",
-        "['barrier', 'checkpoint-7', 'mine.pt', 'model.pt', 'no_ending', 'step'] True 0",
+        "['barrier', 'checkpoint-7', 'made2', 'metrics.json', 'mine.pt', 'model.pt', 'no_ending', "
+        "'step'] True",
     ]
+    # What one rank has made for real, another may write to and delete.
+    assert (work / "made2").read_text() == "written to by the other rank"
+    assert sorted(files(work)) == sorted([*tree, "barrier", "made2"])
+    assert (work / "metrics.json").read_text() == "the user's"
     # A trial after it, with a folder of its own, sees the user's files and none of another trial's.
     other = BEGIN + "see(sorted(os.listdir('.')), text('gone/old.pt'))"
     assert (
         runner.run(other, work, tmp_path / "2")
-        == "['barrier', 'deleted.pt', 'gone', 'mine.pt'] the user's\n"
+        == "['barrier', 'deleted.json', 'deleted.pt', 'gone', 'made2', 'metrics.json', "
+        "'mine.pt'] the user's\n"
     )
+
+
+def test_what_was_there_before_stays_whatever_its_name(runner: Runner, tmp_path: Path) -> None:
+    names = """w.npz w.npy w.h5 w.keras w.msgpack w.joblib w.tar w.zip w.pk w.p w.dill w.weights
+        w.params w.state w.dat w.torch w.tch w.ckp w.chkpt w.checkpoint W.PT W.Pth metrics.json
+        log.csv checkpoints/w.dat ckpt/w.dat checkpoint-best/w.dat checkpoint_last/optimizer
+        code.py""".split()
+    script = f"""
+        import numpy, torch
+        names = {names!r}
+        for name in names:
+            write(name, "of the trial")
+            see(name, text(name), sorted(os.listdir(os.path.dirname(name) or ".")))
+        for name in ("model_last", "model.tar", "checkpoint"):
+            with open(name, "wb") as file:
+                torch.save(torch.ones(2), file)
+            see(torch.load(name), os.path.getsize(name) > 100)
+        numpy.savez("arrays.npz", x=numpy.ones(1))
+        see(numpy.load("arrays.npz")["x"])
+        write("appended.csv", "+", "a")
+        with open("updated", "r+") as file:
+            file.write("T")
+        os.truncate("cut", 1)
+        write("link", "through the link")
+        write("copied", "of the trial")
+        shutil.copy("copied", "target")
+        see([text(name) for name in ("appended.csv", "updated", "cut", "link", "target")])
+        if os.fork() == 0:
+            write("by_child", "of the child")
+            os._exit(0)
+        os.wait()
+        see(text("by_child"))
+        write("new", "1")
+        write("new", "2", "a")
+        see(text("new"), tried(open, "new", "x"), tried(open, "w.npz", "x"))
+        """
+    others = "model_last model.tar checkpoint arrays.npz appended.csv updated cut target by_child"
+    tree = {name: f"the user's {name}" for name in [*names, *others.split(), "real.npz"]}
+    run = runner.in_trial(script, tmp_path, tree | {"link": "-> real.npz"})
+    assert run.harmed() == set()
+    assert run.new() == {"new", "copied"}  # what a script makes anew is where it puts it
+    for name in names:
+        assert run.saved(name).read_text() == "of the trial"
+    assert run.saved("appended.csv").read_text() == "the user's appended.csv+"
+    assert run.saved("by_child").read_text() == "of the child"
+    assert run.redirected == len(names) + 9  # what a child writes is not counted here
+
+
+def test_nothing_after_a_trial_says_that_its_checkpoint_is_the_newest(
+    runner: Runner, tmp_path: Path
+) -> None:
+    script = """
+        import torch
+        pointers = {
+            "ds/latest": "ds/global_step5", "ds/last_checkpoint": "ds/global_step5",
+            "meg/latest_checkpointed_iteration.txt": "5", "first/latest": "first/global_step5",
+        }
+        for folder in ("ds", "first"):
+            os.makedirs(f"{folder}/global_step5", exist_ok=True)
+            torch.save(torch.ones(1), f"{folder}/global_step5/states.pt")
+        for name, said in pointers.items():
+            write(name, said)
+            see(name, text(name), os.path.exists(name))
+        write("first/tmp", "6")
+        os.replace("first/tmp", "first/checkpoint")
+        see(torch.load(text("first/latest") + "/states.pt"), sorted(os.listdir("first")))
+        os.symlink("run2", "latest.tmp")
+        os.replace("latest.tmp", "latest")
+        see(os.readlink("latest"), os.path.exists("latest/w.npz"))
+        """
+    tree = {
+        "ds/latest": "global_step4",
+        "ds/last_checkpoint": "global_step4",
+        "ds/global_step4/states.pt": "the user's",
+        "meg/latest_checkpointed_iteration.txt": "4",
+        "run1/w.npz": "the user's",
+        "latest": "-> run1",
+        "first/": "",
+    }
+    run = runner.in_trial(script, tmp_path, tree)
+    assert run.harmed() == set() and run.new() == set()
+    assert run.saved("first/latest").read_text() == "first/global_step5"
+    assert run.saved("ds/latest").read_text() == "ds/global_step5"
+
+
+def test_folders_and_files_of_any_name_are_hidden_and_not_deleted(
+    runner: Runner, tmp_path: Path
+) -> None:
+    script = """
+        write("run/made", "by the trial, before it cleans up")
+        os.makedirs("run/logs/new")
+        shutil.rmtree("run")
+        see(os.path.exists("run"), tried(os.stat, "run/last/model_state"), tried(os.rmdir, "run"))
+        os.makedirs("run/last")
+        write("run/last/model_state", "new")
+        see(sorted(glob.glob("run/**", recursive=True)), text("run/last/model_state"))
+        write("exp/made", "by the trial, before it renames")
+        os.rename("exp", "exp_old")
+        see(sorted(glob.glob("exp*/**", recursive=True)), text("exp_old/weights/w.npz"))
+        see(text("exp_old/made"))
+        os.unlink("db.sqlite")
+        os.rename("log.csv", "log.1.csv")
+        write("log.csv", "new")
+        see(os.path.exists("db.sqlite"), text("log.1.csv"), text("log.csv"))
+        write("part", "whole")
+        os.replace("part", "final_model")
+        os.link("w.npz", "backup")
+        write("backup", "not through the hard link")
+        os.symlink("v.npz", "best")
+        write("best", "not through the symbolic link")
+        see(text("final_model"), text("backup"), text("best"))
+        os.rmdir("empty")
+        os.mkdir("mine")
+        write("mine/x", "x")
+        os.rename("mine", "mine2")
+        see(os.listdir("mine2"), os.path.exists("empty"), tried(os.rmdir, "mine2"))
+        shutil.rmtree("mine2")
+        see(sorted(os.listdir(".")))
+        """
+    names = "run/last/model_state run/logs/a.txt exp/weights/w.npz db.sqlite log.csv w.npz v.npz"
+    tree = {name: f"the user's {name}" for name in [*names.split(), "final_model"]}
+    run = runner.in_trial(script, tmp_path, tree | {"empty/": ""})
+    assert run.harmed() == set() and (run.work / "empty").is_dir()
+    assert run.new() == {"best"}  # a link
+    assert not (run.work / "run" / "logs" / "new").exists()
+    assert not (run.work / "mine2").exists()
+
+
+def test_other_ways_to_a_file(runner: Runner, tmp_path: Path) -> None:
+    script = """
+        import torch
+        from torch.package import PackageExporter, PackageImporter
+        with io.FileIO("raw.pt", "w") as file:
+            file.write(b"raw")
+            see(isinstance(file, io.FileIO), type(file).__name__)
+        with io.FileIO("raw", mode="r+") as file:
+            file.write(b"T")
+        with open("raw.pt", "rb", buffering=0) as file:
+            see(isinstance(file, io.FileIO), file.read(), issubclass(type(file), io.FileIO))
+        class Counted(io.FileIO):
+            pass
+        see(isinstance(file, Counted), Counted("raw").read(), issubclass(Counted, io.FileIO))
+        with PackageExporter("package.pt") as exporter:
+            exporter.save_text("a", "b", "said")
+        see(PackageImporter("package.pt").load_text("a", "b"))
+        torch.UntypedStorage.from_file("mapped.dat", shared=True, nbytes=8)[0] = 1
+        torch.from_file("mapped2.bin", shared=True, size=2, dtype=torch.uint8)[0] = 2
+        see(torch.from_file("mapped.dat", size=4, dtype=torch.uint8), text("mapped2.bin"))
+        see(torch.UntypedStorage.from_file("mapped2.bin", shared=False, nbytes=2)[0])
+        folder = os.open("folder", os.O_RDONLY)
+        for name, flags in (("m.ckpt", os.O_TRUNC), ("w.npz", os.O_TRUNC), ("kept", 0)):
+            descriptor = os.open(name, os.O_WRONLY | flags, dir_fd=folder)
+            os.write(descriptor, b"T")
+            os.close(descriptor)
+            see(text(f"folder/{name}"), os.stat(name, dir_fd=folder).st_size)
+        os.unlink("gone.pt", dir_fd=folder)
+        os.unlink("gone", dir_fd=folder)
+        os.rename("w.npz", "w2.npz", src_dir_fd=folder, dst_dir_fd=folder)
+        os.mkdir("made", dir_fd=folder)
+        see(sorted(os.listdir("folder")), text("folder/w2.npz"))
+        os.rmdir("made", dir_fd=folder)
+        see(os.path.exists("folder/made"))
+        """
+    names = """raw.pt raw package.pt mapped.dat mapped2.bin folder/m.ckpt folder/w.npz folder/kept
+        folder/gone.pt folder/gone""".split()
+    run = runner.in_trial(script, tmp_path, {name: f"the user's {name}" for name in names})
+    assert run.harmed() == set() and run.new() == set()
+    assert run.saved("mapped.dat").read_bytes() == b"\1he user's mapped.dat"
+    assert run.saved("folder/kept").read_text() == "The user's folder/kept"
+
+
+def test_caches_locks_and_large_files_are_written_where_they_are(
+    runner: Runner, tmp_path: Path
+) -> None:
+    script = """
+        if sys.argv[1] != "-":
+            from nccltune.worker.attach import overlay
+            overlay.MOST_COPIED = 20
+        write("cache/index.json", "new")
+        os.remove("cache/old")
+        for name in ("data.lock", "folder/.lock"):
+            before = os.stat(name).st_ino
+            os.close(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC))
+            see(os.stat(name).st_ino == before)
+        os.mkfifo("pipe")
+        os.remove("pipe")
+        write(os.devnull, "x")
+        write("large", "+", "a")
+        with open("mapped", "r+") as file:
+            file.write("T")
+        write("emptied", "")
+        see(text("large"), text("mapped"), text("emptied"), text("cache/index.json"))
+        """
+    names = "cache/index.json cache/old data.lock folder/.lock large mapped emptied"
+    tree = {name: f"the user's {name}, which is long" for name in names.split()}
+    run = runner.in_trial(script, tmp_path, tree)
+    assert run.harmed() == set(tree) - {"emptied"}
+    assert (run.work / "large").read_text().endswith("long+")
+
+
+def test_folders_made_for_checkpoints_alone_are_gone_at_the_end(tmp_path: Path) -> None:
+    script = """
+        for name in ("runs/iter_5", "logs", "theirs/iter_5"):
+            os.makedirs(name)
+        write("runs/iter_5/x.pt", "x")
+        write("theirs/iter_5/x.pt", "x")
+        write("logs/log.csv", "1")
+        os.makedirs("empty")
+        if os.fork() == 0:
+            sys.exit()  # which ends no trial
+        os.wait()
+        see(sorted(os.listdir("runs/iter_5")), os.path.isdir("runs/iter_5"))
+        """
+    work = place(tmp_path / "work", {"theirs/": ""})
+    ran = subprocess.run(
+        [sys.executable, "-c", BEGIN + textwrap.dedent(script), str(tmp_path / "s"), str(SOURCES)],
+        cwd=work,
+        env=os.environ | environment(work),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert (ran.stdout, ran.stderr) == ("['x.pt'] True\n", "")
+    left = sorted(str(path.relative_to(work)) for path in work.rglob("*"))
+    assert left == ["empty", "logs", "logs/log.csv", "theirs"]
 
 
 OPERATIONS = """
@@ -641,8 +882,8 @@ OPERATIONS = """
 
 
 def test_sequences_at_random_are_seen_alike_and_do_no_harm(tmp_path: Path) -> None:
-    user = """model.pt old.pt log.csv plain/notes.txt out/config.json out/model.safetensors
-        saves/a.pt out/checkpoint-1/weights.bin out/checkpoint-1/state.json""".split()
+    user = """model.pt old.pt log.csv plain/notes.txt out/config.json out/model.safetensors bare
+        saves/a.pt out/checkpoint-1/weights.bin out/checkpoint-1/state.json out/bare""".split()
     tree = {name: f"user's {name}" for name in user} | {"latest": "-> out/checkpoint-1"}
     plain, trial = tmp_path / "plain", tmp_path / "trial"
     for number in range(1, 41):
@@ -665,5 +906,4 @@ def test_sequences_at_random_are_seen_alike_and_do_no_harm(tmp_path: Path) -> No
     for expected, found in zip(*seen, strict=True):
         assert found == expected
     after = files(trial)
-    logs = {name for name in before if name.endswith(("log.csv", "notes.txt"))}
-    assert {name for name in before if after.get(name) != before[name]} <= logs
+    assert {name for name in before if after.get(name) != before[name]} == set()

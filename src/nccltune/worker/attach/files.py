@@ -1,4 +1,5 @@
-"""Python's functions for files, for paths of which some are the trial's: what goes in their place.
+"""Python's functions that read and write: what goes in their place, for paths of which some are the
+trial's. Writing to what was there before makes it the trial's.
 
 Each maker takes the overlay and the original, and returns what is to be called in its stead. Paths
 that are not the trial's pass through, with what was given beside them.
@@ -11,10 +12,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from nccltune.worker.attach import moves
 from nccltune.worker.attach.entries import Entries
 from nccltune.worker.attach.overlay import Overlay
-from nccltune.worker.attach.paths import BESIDE, REAL, failure, is_folder, lexists, text
+from nccltune.worker.attach.paths import REAL, at, failure, is_folder, lexists, text
 
 Function = Callable[..., Any]
 
@@ -25,9 +25,11 @@ def make_read(overlay: Overlay, original: Function, *, link: bool = False) -> Fu
     """With `link` a symbolic link is read itself."""
 
     def read(path: Any, *args: Any, **kwargs: Any) -> Any:
-        key = overlay.ours(path)
-        if key is not None and kwargs.get("dir_fd") is None:
-            path = overlay.view(path, key, follow=not link and kwargs.get("follow_symlinks", True))
+        named = at(path, kwargs["dir_fd"]) if "dir_fd" in kwargs else path
+        key = overlay.ours(named)
+        if key is not None:
+            path = overlay.view(named, key, follow=not link and kwargs.get("follow_symlinks", True))
+            kwargs.pop("dir_fd", None)
         return original(path, *args, **kwargs)
 
     return read
@@ -83,12 +85,14 @@ def make_attribute(overlay: Overlay, original: Function) -> Function:
     """Changes of what is known of a file; of the user's own none is made."""
 
     def change(path: Any, *args: Any, **kwargs: Any) -> Any:
-        key = overlay.ours(path)
-        if key is None or kwargs.get("dir_fd") is not None:
+        named = at(path, kwargs.get("dir_fd"))
+        key = overlay.ours(named)
+        if key is None:
             return original(path, *args, **kwargs)
-        seen = overlay.view(path, key, follow=kwargs.get("follow_symlinks", True))
+        seen = overlay.view(named, key, follow=kwargs.get("follow_symlinks", True))
         if lexists(seen) and not overlay.is_below(str(text(seen))):
             return None
+        kwargs.pop("dir_fd", None)
         return original(seen, *args, **kwargs)
 
     return change
@@ -116,16 +120,22 @@ def make_open(overlay: Overlay, original: Function) -> Function:
         closefd: bool = True,
         opener: Any = None,
     ) -> Any:
-        key = overlay.ours(file)
-        if key is None and ("w" in mode or "+" in mode) and str(text(file)).endswith(BESIDE):
-            key = overlay.guard(file)
-        if key is None and mode[:1] in "wax":
-            overlay.making(file)
-        if key is not None:
-            opener = _opener(overlay, file, key, mode, opener)
+        opener = opening(overlay, file, mode, opener)
         return original(file, mode, buffering, encoding, errors, newline, closefd, opener)
 
     return open
+
+
+def opening(overlay: Overlay, file: Any, mode: str, opener: Any) -> Any:
+    """The opener for a file that the script opens so; the one that it gave where all is well."""
+    key = overlay.ours(file)
+    if key is None and ("w" in mode or "a" in mode or "+" in mode):
+        key = overlay.guard(file, copied="w" not in mode)
+    if key is not None:
+        return _opener(overlay, file, key, mode, opener)
+    if "w" in mode or "a" in mode or "x" in mode:
+        overlay.making(file)
+    return opener
 
 
 def _opener(overlay: Overlay, file: Any, key: str, mode: str, opener: Any) -> Any:
@@ -148,24 +158,28 @@ def _opener(overlay: Overlay, file: Any, key: str, mode: str, opener: Any) -> An
 
 def make_os_open(overlay: Overlay, original: Function) -> Function:
     def open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> Any:
-        writes = flags & (os.O_WRONLY | os.O_RDWR)
-        key = overlay.ours(path) if dir_fd is None else None
-        if key is None and dir_fd is None and writes and not flags & os.O_APPEND:
-            key = overlay.guard(path)
+        named = at(path, dir_fd)
+        key = overlay.ours(named)
+        writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC)
+        if key is None and writes and not flags & os.O_EXCL:
+            key = overlay.guard(named, copied=not flags & os.O_TRUNC)
         if key is None:
-            if flags & os.O_CREAT and dir_fd is None:
-                overlay.making(path)
+            if flags & os.O_CREAT:
+                overlay.making(named)
             return original(path, flags, mode, dir_fd=dir_fd)
+        path = named
         if flags & os.O_CREAT and flags & os.O_EXCL:
             if overlay.is_there(key):
                 raise failure(errno.EEXIST, path)
             # Nothing of the user's can be at a name that must be new, as with temporary files.
             if is_folder(os.path.dirname(key)) and not overlay.is_hidden(key):
                 descriptor = original(overlay.real(path, key), flags, mode)
-                overlay.own.add(key)
+                overlay.made(key)
                 return descriptor
         if writes and (flags & os.O_CREAT or overlay.is_seen(path, key)):
             place = overlay.writing(path, key, keep=not flags & os.O_TRUNC)
+            if not flags & os.O_CREAT:  # what the script sees is not there yet
+                flags, mode = flags | os.O_CREAT, 0o666
         else:
             place = overlay.view(path, key)
         return original(place, flags, mode)
@@ -175,13 +189,15 @@ def make_os_open(overlay: Overlay, original: Function) -> Function:
 
 def make_mkdir(overlay: Overlay, original: Function) -> Function:
     def mkdir(path: Any, *args: Any, **kwargs: Any) -> Any:
-        given = text(path) if kwargs.get("dir_fd") is None else None
-        key = overlay.ours(given)
+        named = at(path, kwargs.get("dir_fd"))
+        key = overlay.ours(named)
         if key is None or overlay.is_missing(key, path):
-            original(path if key is None else overlay.real(path, key), *args, **kwargs)
+            original(path if key is None else overlay.real(named, key), *args, **kwargs)
+            given = text(named)
             if given is not None and not overlay.is_below(given):
-                overlay.own.add(overlay.key(given))
+                overlay.made(overlay.key(given))
             return
+        kwargs.pop("dir_fd", None)
         if overlay.is_there(key):
             raise failure(errno.EEXIST, path)
         os.makedirs(os.path.dirname(overlay.place(key)), exist_ok=True)
@@ -189,126 +205,3 @@ def make_mkdir(overlay: Overlay, original: Function) -> Function:
         overlay.changed()
 
     return mkdir
-
-
-# Deleting
-
-
-def make_remove(overlay: Overlay, original: Function) -> Function:
-    def remove(path: Any, *, dir_fd: int | None = None) -> Any:
-        key = None
-        if dir_fd is None:
-            key = overlay.ours(path) or overlay.guard(path)
-        if key is None:
-            return original(path, dir_fd=dir_fd)
-        place, users = overlay.place(key), overlay.is_users(key)
-        if lexists(place):
-            original(place)
-        elif not users and lexists(key):
-            raise failure(errno.ENOENT, path)
-        elif not users or is_folder(key, follow=False):
-            return original(overlay.real(path, key))  # for the error
-        if users and key in overlay.own:
-            original(overlay.real(path, key))
-        elif users:
-            overlay.spare(key)
-        overlay.changed()
-
-    return remove
-
-
-def make_rmdir(overlay: Overlay, original: Function) -> Function:
-    def rmdir(path: Any, *, dir_fd: int | None = None) -> Any:
-        given = text(path) if dir_fd is None else None
-        if given is None:
-            return original(path, dir_fd=dir_fd)
-        names, key = overlay.names(given), overlay.key(given)
-        users, named = overlay.is_users(key), overlay.ours(given) is not None
-        if names is None and not (named and users and not REAL.listdir(key)):
-            return original(overlay.real(path, key))
-        if names:
-            raise failure(errno.ENOTEMPTY, path)
-        if is_folder(overlay.place(key), follow=False):
-            original(overlay.place(key))
-        if users and (named or REAL.listdir(key)):
-            overlay.spare(key)
-        elif users:
-            original(overlay.real(path, key))
-        overlay.changed()
-
-    return rmdir
-
-
-def make_rmtree(overlay: Overlay, original: Function) -> Function:
-    def rmtree(path: Any, *args: Any, **kwargs: Any) -> Any:
-        given = text(path) if kwargs.get("dir_fd") is None else None
-        if given is None or overlay.is_below(key := overlay.key(given)):
-            return original(path, *args, **kwargs)
-        place, users = overlay.place(key), overlay.is_users(key)
-        covered = is_folder(place, follow=False)
-        spared = users and overlay.is_protected(key) and is_folder(key, follow=False)
-        if covered:
-            original(place, *args, **kwargs)
-        if spared:
-            overlay.spare(key)
-        elif users or not covered:
-            # Once hidden from the script, it is not there for it.
-            real = overlay.real(path, key) if users or not lexists(key) else place
-            original(real, *args, **kwargs)
-        overlay.changed()
-
-    return rmtree
-
-
-# From one path to another
-
-
-def make_rename(overlay: Overlay, original: Function) -> Function:
-    def rename(
-        src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
-    ) -> Any:
-        at = src_dir_fd is not None or dst_dir_fd is not None
-        if at or not moves.concerns(overlay, src, dst):
-            original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
-            return None if at else overlay.made_from(src, dst)
-        moves.rename(overlay, src, dst)
-
-    return rename
-
-
-def make_link(overlay: Overlay, original: Function) -> Function:
-    def link(src: Any, dst: Any, **kwargs: Any) -> Any:
-        at = kwargs.get("src_dir_fd") is not None or kwargs.get("dst_dir_fd") is not None
-        if at or (overlay.ours(src) is None and overlay.ours(dst) is None):
-            return original(src, dst, **kwargs)
-        moves.link(overlay, src, dst)
-
-    return link
-
-
-def make_symlink(overlay: Overlay, original: Function) -> Function:
-    def symlink(
-        src: Any, dst: Any, target_is_directory: bool = False, *, dir_fd: int | None = None
-    ) -> Any:
-        source = text(src)
-        if source is not None and text(dst) is not None and dir_fd is None:
-            if overlay.ours(moves.pointed(source, dst)) or overlay.ours(dst):
-                return moves.symlink(overlay, source, dst)
-        overlay.changed()
-        return original(src, dst, target_is_directory, dir_fd=dir_fd)
-
-    return symlink
-
-
-def make_copy(overlay: Overlay, original: Function) -> Function:
-    """A copy of a checkpoint is one, whatever its name."""
-
-    def copy(src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
-        target = text(dst)
-        if target is not None and overlay.ours(src) is not None and overlay.ours(dst) is None:
-            key = overlay.key(target)
-            if not overlay.is_below(key) and key not in overlay.own:
-                overlay.mark(key)
-        return original(src, dst, *args, **kwargs)
-
-    return copy

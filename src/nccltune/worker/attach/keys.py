@@ -7,7 +7,18 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from nccltune.worker.attach.paths import MAYBE, NAME, caches, lexists, text, upwards
+from nccltune.worker.attach.journal import Journal
+from nccltune.worker.attach.paths import (
+    LOCK,
+    MAYBE,
+    NAME,
+    caches,
+    is_link,
+    lexists,
+    scratch,
+    text,
+    upwards,
+)
 
 MOST_LINKS = 40  # that lead to each other, as in Linux
 _MOST_FOLDERS = 4096
@@ -17,22 +28,26 @@ class Keys:
     """A *key* says which file is meant: an absolute path, its folder without symbolic links.
 
     It is the trial's
-    * by its name, which every rank sees alike: an ending of checkpoints, or below a folder with
-      such a name or one like `checkpoint-500`;
-    * by a mark, which this process alone knows: it was named in torch.save or as a checkpoint's
-      folder, or something of the trial's was renamed or copied to it.
+    * by its name: an ending of checkpoints, or below a folder with such a name or one like
+      `checkpoint-500`;
+    * by a mark, which all ranks know: the trial wrote to something of the user's or wanted it
+      gone, it was named in torch.save or as a checkpoint's folder, or something of the trial's was
+      renamed or copied to it.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = os.path.realpath(folder)
         self.own: set[str] = set()
-        """Keys that this process has made for real, where nothing was before."""
+        """Keys that this trial has made for real, where nothing was before."""
+        self._journal = Journal(self.folder)
+        self._hidden: set[str] = set()
         self._marks: set[str] = set()
         self._mark_names: set[str] = set()
         self._folders: dict[str, str] = {}
         self._depth = threading.local()
         self._began_in = os.path.join(os.getcwd(), "")
         self._caches = caches()
+        self._free = (*self._caches, *scratch(self._began_in))
 
     def ours(self, path: Any) -> str | None:
         """The key of a path that is the trial's; None for all others."""
@@ -40,6 +55,7 @@ class Keys:
             path = text(path)
             if path is None:
                 return None
+        self._hear()
         if (
             MAYBE.search(path) is None
             and "checkpoint" not in path
@@ -95,34 +111,78 @@ class Keys:
 
     def mark(self, key: str) -> None:
         """This path, and all below it, is the trial's from now on."""
-        self._marks.add(key)
-        self._mark_names.add(os.path.basename(key))
+        if key not in self._marks:
+            self._take_note("mark", key)
+            self._journal.write("mark", key)
 
     def is_marked(self, key: str) -> bool:
         return bool(self._marks) and any(each in self._marks for each in upwards(key))
 
+    def hide(self, key: str) -> None:
+        """From now on the script sees what it saved at and below this path itself, and no more."""
+        self._take_note("hide", key)
+        self._journal.write("hide", key)
+        self.changed()
+
+    def is_hidden(self, key: str) -> bool:
+        self._hear()
+        return bool(self._hidden) and any(each in self._hidden for each in upwards(key))
+
+    def _hear(self) -> None:
+        """What other ranks have done since the last look."""
+        if news := self._journal.news():
+            for kind, key in news:
+                self._take_note(kind, key)
+            self.changed()
+
+    def _take_note(self, kind: str, key: str) -> None:
+        if kind == "hide":
+            self._hidden.add(key)
+        elif kind == "mark":
+            self._marks.add(key)
+            self._mark_names.add(os.path.basename(key))
+        else:
+            self.own.add(key)
+
     def carry(self, old: str, new: str) -> None:
         """A folder is at another path, for real."""
         if old in self.own:
-            self.own.add(new)
-        for mark in [each for each in self._marks if each.startswith(old + os.sep)]:
+            self.made(new)
+        for mark in [each for each in tuple(self._marks) if each.startswith(old + os.sep)]:
             self.mark(new + mark[len(old) :])
 
     def making(self, path: Any) -> None:
         """Take note of what this process makes for real, if nothing is there."""
         given = text(path)
-        if given is not None and not lexists(key := self.key(given)):
-            self.own.add(key)
+        if given is None:
+            return
+        key = self.key(given)
+        if is_link(key):  # one that leads nowhere yet
+            key = os.path.realpath(key)
+        if not lexists(key):
+            self.made(key)
+
+    def made(self, key: str) -> None:
+        """This trial has made it, or is about to."""
+        told = key in self.own or self.is_free(key) or self.is_own(os.path.dirname(key))
+        self.own.add(key)
+        if not told:
+            self._journal.write("own", key)
 
     def made_from(self, source: Any, target: Any) -> None:
         """It was renamed, for real: a file is often written under another name first."""
-        if self.own and (old := self.key(os.fsdecode(source))) in self.own:
-            self.own.remove(old)
-            self.own.add(self.key(os.fsdecode(target)))
+        self.own.discard(self.key(os.fsdecode(source)))
+        self.made(self.key(os.fsdecode(target)))
 
     def is_own(self, key: str) -> bool:
-        """Whether this process has made it, or a folder that it is in."""
+        """Whether this trial has made it, or a folder that it is in."""
         return any(each in self.own for each in upwards(key))
 
     def is_cache(self, key: str) -> bool:
         return key.startswith(self._caches)
+
+    def is_free(self, key: str) -> bool:
+        """Whether it may be written over whoever made it: what can be made again, what is there for
+        the time being, devices, and locks, which other programs must see too.
+        """
+        return self.is_below(key) or key.startswith(self._free) or LOCK.search(key) is not None

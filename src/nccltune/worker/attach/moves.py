@@ -1,4 +1,6 @@
-"""Renames and links where one side is the trial's, or a checkpoint of the user's own."""
+"""Renames, links and copies: what goes in the place of Python's functions, and what they do where
+one side is the trial's or the user's own.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,11 @@ import errno
 import os
 from typing import Any
 
+from nccltune.worker.attach.files import Function
 from nccltune.worker.attach.overlay import Overlay
 from nccltune.worker.attach.paths import (
     REAL,
+    at,
     copy_file,
     failure,
     is_folder,
@@ -19,10 +23,81 @@ from nccltune.worker.attach.paths import (
 )
 
 
-def concerns(overlay: Overlay, source: Any, target: Any) -> bool:
+def make_rename(overlay: Overlay, original: Function) -> Function:
+    def rename(
+        src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
+    ) -> Any:
+        source, target = at(src, src_dir_fd), at(dst, dst_dir_fd)
+        known = text(source) is not None and text(target) is not None
+        if known and _concerns(overlay, source, target):
+            _rename(overlay, source, target)
+            return
+        original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+        if known:
+            overlay.made_from(source, target)
+
+    return rename
+
+
+def make_link(overlay: Overlay, original: Function) -> Function:
+    """A hard link to the user's own would be written through."""
+
+    def link(
+        src: Any,
+        dst: Any,
+        *,
+        src_dir_fd: int | None = None,
+        dst_dir_fd: int | None = None,
+        follow_symlinks: bool = True,
+    ) -> Any:
+        source, target = at(src, src_dir_fd), at(dst, dst_dir_fd)
+        if text(source) is not None and text(target) is not None:
+            ours = overlay.ours(source) is not None or overlay.ours(target) is not None
+            if ours or overlay.is_at_risk(overlay.key(os.fsdecode(source))):
+                return _link(overlay, source, target)
+            overlay.making(target)
+        return original(
+            src,
+            dst,
+            src_dir_fd=src_dir_fd,
+            dst_dir_fd=dst_dir_fd,
+            follow_symlinks=follow_symlinks,
+        )
+
+    return link
+
+
+def make_symlink(overlay: Overlay, original: Function) -> Function:
+    def symlink(
+        src: Any, dst: Any, target_is_directory: bool = False, *, dir_fd: int | None = None
+    ) -> Any:
+        source, target = text(src), at(dst, dir_fd)
+        if source is not None and text(target) is not None:
+            if overlay.ours(_pointed(source, target)) or overlay.ours(target):
+                return _symlink(overlay, source, target)
+            overlay.making(target)
+        overlay.changed()
+        return original(src, dst, target_is_directory, dir_fd=dir_fd)
+
+    return symlink
+
+
+def make_copy(overlay: Overlay, original: Function) -> Function:
+    """A copy of a checkpoint is one, whatever its name."""
+
+    def copy(src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
+        target = text(dst)
+        if target is not None and overlay.ours(src) is not None and overlay.ours(dst) is None:
+            key = overlay.key(target)
+            if not overlay.is_below(key) and not overlay.is_own(key):
+                overlay.mark(key)
+        return original(src, dst, *args, **kwargs)
+
+    return copy
+
+
+def _concerns(overlay: Overlay, source: Any, target: Any) -> bool:
     """Whether a rename is more than the operating system's business."""
-    if text(source) is None or text(target) is None:
-        return False
     if overlay.ours(source) is not None:
         return True
     key = overlay.key(os.fsdecode(source))
@@ -33,11 +108,12 @@ def concerns(overlay: Overlay, source: Any, target: Any) -> bool:
         if overlay.ours(target) is not None or overlay.is_hidden(new):
             return True
         return is_folder(new, follow=False) and overlay.names(new) is not None
-    guarded = overlay.guard(source) is not None
-    return overlay.ours(target) is not None or overlay.guard(target) is not None or guarded
+    guarded = overlay.guard(source, follow=False) is not None
+    guarded |= overlay.guard(target, follow=False) is not None
+    return guarded or overlay.ours(target) is not None
 
 
-def rename(overlay: Overlay, source: Any, target: Any) -> None:
+def _rename(overlay: Overlay, source: Any, target: Any) -> None:
     """What the script sees at one path it sees at the other from now on. What the trial made is
     moved; the user's own stays, and links to it stand at the new place.
     """
@@ -70,17 +146,17 @@ def rename(overlay: Overlay, source: Any, target: Any) -> None:
 
 
 def _move(overlay: Overlay, old: str, new: str) -> None:
-    """To a place below our folder: what this process made for real, and links to all else."""
+    """To a place below our folder."""
     users, place = overlay.is_users(old), overlay.place(new)
     if lexists(overlay.place(old)):
         _take(overlay.place(old), place)
     elif lexists(place) and not is_folder(place, follow=False):
         REAL.unlink(place)
-    if users and overlay.is_own(old):
-        _take(old, place, replace=False)
-    elif users:
+    if users:
+        own = overlay.is_own(old)
         _link_all(overlay, old, new)
-        overlay.spare(old)
+        if not own:
+            overlay.spare(old)
 
 
 def _check(overlay: Overlay, source: Any, old: str, target: Any, new: str) -> None:
@@ -131,10 +207,12 @@ def _take_across(source: str, target: str) -> None:
 
 def _link_all(overlay: Overlay, old: str, new: str) -> None:
     """Links to the user's files, where nothing of the trial's stands already: no copies of what may
-    be large.
+    be large. What this trial made is moved.
     """
     place = overlay.place(new)
-    if is_folder(old, follow=False):
+    if overlay.is_own(old):
+        _take(old, place, replace=False)
+    elif is_folder(old, follow=False):
         os.makedirs(place, exist_ok=True)
         for name in REAL.listdir(old):
             below = os.path.join(old, name)
@@ -148,7 +226,7 @@ def _link_all(overlay: Overlay, old: str, new: str) -> None:
             pin(old, place)
 
 
-def link(overlay: Overlay, source: Any, target: Any) -> None:
+def _link(overlay: Overlay, source: Any, target: Any) -> None:
     """A hard link to what the trial saved; what is the user's own is never written through it."""
     old = overlay.key(os.fsdecode(source))
     place = _new_place(overlay, source, target)
@@ -160,7 +238,7 @@ def link(overlay: Overlay, source: Any, target: Any) -> None:
         raise failure(errno.ENOENT, source, target)
 
 
-def symlink(overlay: Overlay, source: str, target: Any) -> None:
+def _symlink(overlay: Overlay, source: str, target: Any) -> None:
     """A link below our folder, that leads to what the script sees at its end."""
     place = _new_place(overlay, source, target)
     REAL.symlink(_leading(overlay, source, target), place)
@@ -169,13 +247,13 @@ def symlink(overlay: Overlay, source: str, target: Any) -> None:
 
 def _leading(overlay: Overlay, source: str, target: Any) -> str:
     """What a link below our folder is to say, that says `source` for the script."""
-    end = overlay.key(pointed(source, target))
+    end = overlay.key(_pointed(source, target))
     if overlay.is_users(end) and not lexists(overlay.place(end)):
         return end
     return overlay.place(end) if os.path.isabs(source) and not overlay.is_below(end) else source
 
 
-def pointed(source: str, target: Any) -> str:
+def _pointed(source: str, target: Any) -> str:
     """The path that a symbolic link at `target` with this text leads to."""
     return os.path.join(os.path.dirname(os.path.abspath(os.fsdecode(target))), source)
 

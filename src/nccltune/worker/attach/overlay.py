@@ -1,24 +1,26 @@
-"""Two layers of files: the trial's checkpoints lie over the user's, which stay as they are.
+"""Two layers of files: what is the trial's lies over the user's, which stays as it is.
 
-As with a union mount, but for one process and for checkpoints alone. What belongs at the absolute
-path P for the script lies at `folder` + P and covers what is at P for real. What the script deletes
-of the user's own is hidden from it, and from the other ranks, and stays where it is.
+As with a union mount, but for the ranks of one trial, for checkpoints, and for what was there
+before and is written to. What belongs at the absolute path P for the script lies at `folder` + P
+and covers what is at P for real. What the script deletes of the user's own is hidden from it, and
+from the other ranks, and stays where it is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
+from nccltune.worker.attach.journal import NAMES
 from nccltune.worker.attach.keys import MOST_LINKS, Keys
 from nccltune.worker.attach.paths import (
-    BESIDE,
     NAME,
+    POINTERS,
     REAL,
     copy_file,
     failure,
@@ -31,7 +33,12 @@ from nccltune.worker.attach.paths import (
     upwards,
 )
 
-_HIDDEN = ".hidden-from-script"
+MOST_COPIED = 64 << 20
+"""Bytes of a file of the user's that is copied so that the trial can change or append to it. Larger
+ones are data sets, most of which are mapped so without being changed; they are opened as they are.
+"""
+
+_COPIES = ".copies"
 
 
 class Overlay(Keys):
@@ -39,44 +46,13 @@ class Overlay(Keys):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        os.makedirs(self.folder, exist_ok=True)
         self.saved: dict[str, str] = {}
         """key -> the path as the script gave it, in the order of the first save to each."""
         self.spared: set[str] = set()
         """Keys of the user's that the script wanted to delete or to move."""
         self._asked: dict[str, str] = {}
-        self._hidden: set[str] = set()
-        self._hidden_file = os.path.join(self.folder, _HIDDEN)
-        self._hidden_read = 0
 
-    # What of the user's is hidden
-
-    def hide(self, key: str) -> None:
-        """From now on the script sees what it saved at and below this path itself, and no more."""
-        self._hidden.add(key)
-        descriptor = REAL.os_open(self._hidden_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        with REAL.open(descriptor, "ab", buffering=0) as file:
-            file.write(json.dumps(key).encode() + b"\n")
-        self.changed()
-
-    def is_hidden(self, key: str) -> bool:
-        self._read_hidden()
-        return bool(self._hidden) and any(each in self._hidden for each in upwards(key))
-
-    def _read_hidden(self) -> None:
-        """What other ranks have hidden since the last look."""
-        try:
-            size = REAL.stat(self._hidden_file).st_size
-        except FileNotFoundError:
-            return
-        start = self._hidden_read
-        if size > start:
-            with REAL.open(self._hidden_file, "rb") as file:
-                file.seek(start)
-                lines, end, _ = file.read().rpartition(b"\n")
-            self._hidden.update(json.loads(line) for line in lines.splitlines())
-            self._hidden_read = start + len(lines + end)
-            self.changed()
+    # What is the user's
 
     def is_users(self, key: str) -> bool:
         """Whether something is there for real that the script may see."""
@@ -89,12 +65,30 @@ class Overlay(Keys):
     def spare(self, key: str) -> None:
         """Leave the user's own alone where the script wants it gone."""
         self.spared.add(key)
+        if is_folder(key, follow=False):
+            self._remove_own(key)
         self.hide(key)
         self.mark(key)
 
+    def _remove_own(self, folder: str) -> None:
+        """What the trial itself has made in a folder of the user's."""
+        below = [each for each in tuple(self.own) if each.startswith(folder + os.sep)]
+        for each in sorted(below, reverse=True):  # a folder after what is in it
+            with contextlib.suppress(OSError):
+                (REAL.rmdir if is_folder(each, follow=False) else REAL.unlink)(each)
+
+    def remove_empty(self) -> None:
+        """Folders that the trial has made for checkpoints, which lie elsewhere: a script may look
+        for the newest such folder when it resumes.
+        """
+        for key in sorted(self.own, reverse=True):
+            if is_folder(self.place(key)):
+                with contextlib.suppress(OSError):  # not empty, mostly
+                    REAL.rmdir(key)
+
     def is_protected(self, key: str) -> bool:
-        """Whether what is there for real is a checkpoint, a link to one or a folder with some, that
-        this process has not made.
+        """Whether what is there for real is not the trial's own and no one else's to delete. Among
+        what is there for the time being that is so for checkpoints.
         """
         if self.is_own(key):
             return False
@@ -102,47 +96,54 @@ class Overlay(Keys):
             return True
         if self.is_cache(key):
             return False
-        if is_link(key):
-            target = os.path.realpath(key)
-            return self.ours(target) is not None or self._holds_checkpoints(target)
-        spared = any(each.startswith(key + os.sep) for each in self.spared)
-        return spared or self._holds_checkpoints(key)
+        return self._holds_checkpoints(key) if self.is_free(key) else lexists(key)
 
     def _holds_checkpoints(self, folder: str) -> bool:
-        if not is_folder(folder):
-            return False
         try:
             with REAL.scandir(folder) as found:
-                entries = list(found)
+                entries = [each for each in found if not self.is_own(each.path)]
         except OSError:
             return False
-        folders = [each for each in entries if each.is_dir(follow_symlinks=False)]
-        return any(NAME.search(each.name) and each.path not in self.own for each in entries) or any(
-            self._holds_checkpoints(each.path) for each in folders if each.path not in self.own
+        return any(
+            NAME.search(each.name)
+            or (each.is_dir(follow_symlinks=False) and self._holds_checkpoints(each.path))
+            for each in entries
         )
 
-    def guard(self, path: Any) -> str | None:
-        """The key of a path that has no name of checkpoints, but belongs to one of the user's: a
-        link that leads to it, or what describes the weights beside it. It is the trial's then.
+    def guard(self, path: Any, *, follow: bool = True, copied: bool = False) -> str | None:
+        """The key of a path that the script is about to write to or wants gone, where something of
+        the user's is: it is the trial's from now on. None where that needs no care.
+
+        `follow`: a link stands for what it leads to. `copied`: what it holds is to be kept, for
+        which large files are not copied.
         """
         given = text(path)
         if given is None:
             return None
         key = self.key(given)
-        if self.is_below(key) or key in self.own or self.is_cache(key):
-            return None
+        if self.is_at_risk(key, follow=follow, copied=copied):
+            self.mark(key)
+            return key
+        return None
+
+    def is_at_risk(self, key: str, *, follow: bool = True, copied: bool = False) -> bool:
+        """Whether something of the user's is there that would be harmed, as `guard` says it."""
+        end = key
         try:
             found = REAL.lstat(key)
+            if follow and stat.S_ISLNK(found.st_mode):
+                end = os.path.realpath(key)
+                found = REAL.lstat(end)
+        except FileNotFoundError:
+            new = os.path.basename(key) in POINTERS and end == key
+            return new and key not in self.own and not self.is_free(key)
         except (OSError, ValueError):
-            return None
-        if stat.S_ISLNK(found.st_mode):
-            guarded = self.is_protected(key)
-        else:
-            guarded = key.endswith(BESIDE) and _has_checkpoints(os.path.dirname(key))
-        if not guarded:
-            return None
-        self.mark(key)
-        return key
+            return False
+        if not stat.S_ISREG(found.st_mode) and not stat.S_ISLNK(found.st_mode):
+            return False
+        if copied and found.st_size > MOST_COPIED:
+            return False
+        return not self.is_own(end) and not self.is_free(end)
 
     # Reading
 
@@ -198,7 +199,8 @@ class Overlay(Keys):
             return None
         place = self.place(key)
         ours, hidden = is_folder(place), self.is_hidden(key)
-        gone = {os.path.basename(each) for each in self._hidden if os.path.dirname(each) == key}
+        every = map(os.path.split, tuple(self._hidden))
+        gone = {name for folder, name in every if folder == key}
         if not ours and not hidden and not gone:
             given = self.ours(path)  # a link of ours may lead to a folder of the user's
             if given is None or not lexists(self.place(given)):
@@ -209,7 +211,7 @@ class Overlay(Keys):
         seen = set(REAL.listdir(place)) if ours else set()
         if not hidden and is_folder(key):
             seen |= set(REAL.listdir(key)) - gone
-        return sorted(seen - {_HIDDEN})
+        return sorted(seen - NAMES - {_COPIES})
 
     # Writing
 
@@ -222,7 +224,7 @@ class Overlay(Keys):
             if (source := pinned(place)) is not None:
                 REAL.unlink(place)
                 if keep:
-                    copy_file(source, place)
+                    self._copy(source, place)
             elif is_link(place):
                 end = self._end_of(place)
                 self.mark(end.removeprefix(self.folder))
@@ -232,9 +234,24 @@ class Overlay(Keys):
         else:
             os.makedirs(os.path.dirname(place), exist_ok=True)
             if users and keep:
-                copy_file(key, place)
+                self._copy(key, place)
         self.saved.setdefault(key, str(text(path)))
         return place
+
+    def _copy(self, source: str, place: str) -> None:
+        """Whole or not at all: other ranks may want the same. The first copy counts."""
+        folder = os.path.join(self.folder, _COPIES)
+        os.makedirs(folder, exist_ok=True)
+        copy = os.path.join(folder, f"{os.getpid()}-{threading.get_ident()}")
+        copy_file(source, copy)
+        try:
+            REAL.link(copy, place)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without links
+            copy_file(source, place)
+        finally:
+            REAL.unlink(copy)
 
     def is_missing(self, key: str, path: Any) -> bool:
         """Whether there is no folder to make it in. FileNotFoundError if that is so for the script
@@ -258,7 +275,7 @@ class Overlay(Keys):
             saved[new] = given
         self.saved = saved
 
-    def claim(self, path: Any) -> Any:
+    def claim(self, path: Any, *, keep: bool = False) -> Any:
         """The same for an explicit save, which makes the path the trial's."""
         given = text(path)
         if given is None:
@@ -266,7 +283,7 @@ class Overlay(Keys):
         key = self.ours(given) or self.key(given)
         if self.is_below(key) or key in self.own:
             return path
-        place = self.writing(given, key, keep=False)
+        place = self.writing(given, key, keep=keep)
         if self.is_below(place):
             self.mark(key)
         return place
@@ -298,10 +315,3 @@ class Overlay(Keys):
             return path
         key = self.ours(given) or self.key(given)
         return path if self.is_below(key) else self.view(path, key)
-
-
-def _has_checkpoints(folder: str) -> bool:
-    try:
-        return any(NAME.search(name) for name in REAL.listdir(folder))
-    except OSError:
-        return False

@@ -50,10 +50,32 @@ NAME = re.compile(rf"{_ENDING}{_NO_CHECKPOINT}|(?:checkpoint|ckpt)[-_]?\d+(?=/|$
 what is in them; not `x.pt.log`, and no locks.
 """
 
-BESIDE = (".json", ".yaml", ".yml", ".txt", ".model")
-"""Endings of what describes the weights beside it: config.json, tokenizer.model."""
+POINTERS = frozenset(
+    {
+        "latest",
+        "last_checkpoint",
+        "latest_checkpoint",
+        "latest_checkpointed_iteration.txt",
+        "checkpoint",
+    }
+)
+"""Names of files that say which checkpoint is the newest: nothing after a trial may follow them."""
 
-_CACHES = ("TORCH_HOME", "HF_HOME", "HF_HUB_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+LOCK = re.compile(r"(?:^|[/._-])(?:lock|lck)$|/__pycache__/", re.IGNORECASE)
+"""Finds files whose only use is that other programs see the very same one."""
+
+_CACHES = (
+    "TORCH_HOME",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_DATASETS_CACHE",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TORCH_EXTENSIONS_DIR",
+    "TRITON_HOME",
+    "TRITON_CACHE_DIR",
+    "NUMBA_CACHE_DIR",
+    "MPLCONFIGDIR",
+)
 _PIN = "/./"  # leads where "/" does, and no one else writes it
 
 
@@ -109,13 +131,36 @@ def caches() -> tuple[str, ...]:
     trial's logs too.
     """
     folders = [os.environ[name] for name in (*_CACHES, LOG_DIR) if os.environ.get(name)]
-    folders.append(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    folders.append(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    folders += ["~/.cache", "~/.triton"]
     try:
         user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())  # as torch._inductor does
         folders.append(os.path.join(tempfile.gettempdir(), f"torchinductor_{user}"))
     except (KeyError, OSError):  # a user without a name
         pass
-    return tuple(os.path.realpath(folder) + os.sep for folder in folders)
+    return tuple(os.path.realpath(os.path.expanduser(folder)) + os.sep for folder in folders)
+
+
+def scratch(work: str) -> tuple[str, ...]:
+    """Folders for what is there for the time being, and those that are no folders of files; without
+    those in which the folder `work` lies, where all the user's files are then.
+    """
+    folders = ("/dev", "/proc", "/sys", "/tmp", tempfile.gettempdir())
+    found = [os.path.join(os.path.realpath(folder), "") for folder in folders]
+    below = os.path.join(os.path.realpath(work), "")
+    return tuple(folder for folder in found if not below.startswith(folder))
+
+
+def at(path: Any, dir_fd: int | None) -> Any:
+    """The path by itself where it was given beside an open folder; None if that is not known."""
+    given = text(path)
+    if dir_fd is None or given is None or os.path.isabs(given):
+        return path
+    try:
+        joined = os.path.join(REAL.readlink(f"/proc/self/fd/{dir_fd}"), given)
+    except OSError:
+        return None
+    return os.fsencode(joined) if isinstance(path, bytes) else joined
 
 
 def upwards(key: str) -> Iterator[str]:

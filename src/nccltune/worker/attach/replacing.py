@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from nccltune.worker.attach import files
+from nccltune.worker.attach import deleting, files, moves
 from nccltune.worker.attach.files import Function
 from nccltune.worker.attach.overlay import Overlay
 
@@ -42,17 +42,17 @@ def replace_functions(overlay: Overlay) -> None:
         (os, "truncate"): files.make_truncate,
         (os, "open"): files.make_os_open,
         (os, "mkdir"): files.make_mkdir,
-        (os, "rmdir"): files.make_rmdir,
-        (os, "remove"): files.make_remove,
-        (os, "unlink"): files.make_remove,
-        (os, "rename"): files.make_rename,
-        (os, "replace"): files.make_rename,
-        (os, "link"): files.make_link,
-        (os, "symlink"): files.make_symlink,
+        (os, "rmdir"): deleting.make_rmdir,
+        (os, "remove"): deleting.make_remove,
+        (os, "unlink"): deleting.make_remove,
+        (os, "rename"): moves.make_rename,
+        (os, "replace"): moves.make_rename,
+        (os, "link"): moves.make_link,
+        (os, "symlink"): moves.make_symlink,
         (io, "open"): files.make_open,
-        (shutil, "rmtree"): files.make_rmtree,
-        (shutil, "copyfile"): files.make_copy,
-        (shutil, "copytree"): files.make_copy,
+        (shutil, "rmtree"): deleting.make_rmtree,
+        (shutil, "copyfile"): moves.make_copy,
+        (shutil, "copytree"): moves.make_copy,
     }
     makers |= {(os, name): files.make_read for name in _READ}
     makers |= {(os, name): files.make_attribute for name in _ATTRIBUTES}
@@ -64,11 +64,38 @@ def replace_functions(overlay: Overlay) -> None:
             function.__module__ = owner.__name__  # where pickle finds it
             setattr(owner, name, function)
     builtins.open = io.open
+    _replace_file_io(overlay)
     for supported in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
         supported.update(ours[each] for each in list(supported) if each in ours)  # type: ignore[arg-type]
     for module in _KEEPERS:
         if module in sys.modules:
             _replace_kept(sys.modules[module], ours)
+
+
+def _replace_file_io(overlay: Overlay) -> None:
+    """The class itself stays that of every file that open returns."""
+    original = io.FileIO
+
+    class Meta(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            if cls is FileIO:
+                return isinstance(instance, original)
+            return super().__instancecheck__(instance)
+
+        def __subclasscheck__(cls, other: type) -> bool:
+            if cls is FileIO:
+                return issubclass(other, original)
+            return super().__subclasscheck__(other)
+
+    class FileIO(original, metaclass=Meta):  # type: ignore[misc, valid-type]
+        def __init__(
+            self, file: Any, mode: str = "r", closefd: bool = True, opener: Any = None
+        ) -> None:
+            opener = files.opening(overlay, file, mode, opener)
+            super().__init__(file, mode, closefd, opener)
+
+    FileIO.__doc__, FileIO.__module__, FileIO.__qualname__ = original.__doc__, "io", "FileIO"
+    io.FileIO = FileIO  # type: ignore[misc]
 
 
 def _replace_kept(module: Any, ours: dict[Any, Function]) -> None:

@@ -1,19 +1,24 @@
-"""In a trial, what the script saves as a checkpoint goes below the trial's folder.
+"""In a trial, what the script saves as a checkpoint goes below the trial's folder, and so does all
+that it writes to files that were there before.
 
 Forty trials that are cut short must not leave forty beginnings in place of a user's checkpoints.
 The script itself notices nothing: it finds, renames, copies, lists and deletes what it saved under
-the names that it used, and so do the other ranks. What it wants to delete, rename or replace of the
-user's own checkpoints stays as it is, though hidden from the script.
+the names that it used, and so do the other ranks. What it wants to overwrite, append to, delete,
+rename or replace of the user's own stays as it is, covered by the trial's or hidden from it.
 
-Replaced in this process are open, the functions of os and shutil that take paths, torch.save and
-torch.load, torch.distributed.checkpoint and safetensors. Logs, CSV files and the like are written
-where they are. Not reached are remote storage, other programs, processes that are spawned, and
-libraries that open files in C.
+Replaced in this process are open, io.FileIO, the functions of os and shutil that take paths,
+torch.save and torch.load, torch.package, storages mapped from files, torch.distributed.checkpoint
+and safetensors. New files without the name of a checkpoint are written where they are, and so are
+caches, temporary files and locks; files above 64 MiB are changed in place, or appended to, where
+they have no such name. Not reached are remote storage, other programs, processes that are spawned,
+and libraries that open files in C: SQLite, HDF5, OpenCV.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +39,7 @@ class Saves:
 
     @property
     def redirected(self) -> int:
-        """Files, and checkpoints that are folders, written below the trial's folder."""
+        """Files, and checkpoints that are folders, written below the trial's folder instead."""
         return len(self._overlay.saved)
 
     @property
@@ -44,7 +49,7 @@ class Saves:
 
     @property
     def spared(self) -> int:
-        """Checkpoints of the user's own that the script wanted to delete or to move."""
+        """Files and folders of the user's own that the script wanted to delete or to move."""
         return len(self._overlay.spared)
 
 
@@ -55,7 +60,10 @@ def redirect_saves(folder: Path) -> Saves:
     """
     overlay = Overlay(folder)
     replace_functions(overlay)
+    process = os.getpid()
+    atexit.register(lambda: overlay.remove_empty() if os.getpid() == process else None)
     after_import("torch", lambda: _replace_torch(overlay))
+    after_import("torch.package", lambda: _replace_package(overlay))
     package = "torch.distributed.checkpoint"
     after_import(f"{package}.filesystem", lambda: _replace_writer(overlay))
     after_import(f"{package}.state_dict_saver", lambda: _replace_async_save(overlay))
@@ -82,6 +90,39 @@ def _replace_torch(overlay: Overlay) -> None:
         name = "save" if make is save else "load"
         if hasattr(owner, name):
             setattr(owner, name, make(getattr(owner, name)))
+
+    storage = torch.UntypedStorage
+    storage.from_file = staticmethod(_mapping(overlay, storage.from_file))  # type: ignore[method-assign]
+    torch.from_file = _mapping(overlay, torch.from_file)  # type: ignore[assignment]
+
+
+def _mapping(overlay: Overlay, original: Function) -> Function:
+    """A storage whose file is shared writes to it."""
+
+    @functools.wraps(original)
+    def from_file(filename: Any, shared: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if shared:
+            if overlay.ours(filename) or overlay.guard(filename, copied=True):
+                filename = overlay.claim(filename, keep=True)
+            else:
+                overlay.making(filename)
+        else:
+            filename = overlay.loading(filename)
+        return original(filename, shared, *args, **kwargs)
+
+    return from_file
+
+
+def _replace_package(overlay: Overlay) -> None:
+    """These write and read with C++ where they get a path."""
+    from torch.package.package_exporter import PackageExporter
+    from torch.package.package_importer import PackageImporter
+
+    for owner, make in (
+        (PackageExporter, _saving(overlay, "f", 1)),
+        (PackageImporter, _loading(overlay, "file_or_buffer", 1)),
+    ):
+        owner.__init__ = make(owner.__init__)  # type: ignore[method-assign]
 
 
 def _replace_writer(overlay: Overlay) -> None:
