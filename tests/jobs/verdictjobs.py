@@ -49,3 +49,20 @@ def sleeper() -> nn.Module:
 
 def slow_data() -> SlowData:
     return SlowData()
+
+
+class Switched(Sleeper):
+    """Twice as fast with GLOO_QUICK=1. On another machine, which GLOO_WORLD=2 stands for, slower
+    with that and twice as fast with GLOO_OTHER=1.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        quick, other = (os.environ.get(n) == "1" for n in ("GLOO_QUICK", "GLOO_OTHER"))
+        moved = os.environ.get("GLOO_WORLD") == "2"
+        fast, slow = (other, quick) if moved else (quick, False)
+        self.seconds = 2 * STEP * (0.5 if fast else 1.5 if slow else 1.0)
+
+
+def switched() -> nn.Module:
+    return Switched()

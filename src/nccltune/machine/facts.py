@@ -66,6 +66,15 @@ class Machine:
             nccl=facts.get("nccl_built"),
         )
 
+    def of_ranks(self, count: int | None) -> Machine:
+        """With the first GPUs alone, one for each rank; None: all of them count."""
+        return replace(
+            self,
+            gpus=self.gpus[:count],
+            gpu_memory_bytes=self.gpu_memory_bytes[:count],
+            nvlinks=self.nvlinks[:count],
+        )
+
     def summary(self) -> str:
         """One line: what a person would call this machine."""
         if not self.gpus:

@@ -79,6 +79,11 @@ def read(gpus: Sequence[Gpu], ours: Collection[int] = ()) -> Reading:
     return Reading(at, readings, cpu)
 
 
+def strangers(gpus: Sequence[Gpu]) -> tuple[GpuProcess, ...]:
+    """Processes that compute on these GPUs now and are not ours."""
+    return tuple(p for gpu in read(gpus).gpus for p in gpu.strangers or ())
+
+
 @dataclass
 class Watch:
     """Called now and then, says what disturbed the machine since the last call."""
