@@ -35,8 +35,10 @@ lint: $(STAMP)       ## ruff
 types: $(STAMP)      ## mypy --strict
 	$(BIN)/mypy
 
+# What starts no ranks runs in two processes; ranks want both cores for themselves.
 test: lint types     ## lint, types, tests (real torchrun ranks on CPU among them)
-	$(BIN)/python -m pytest -q -m 'not slow and not gpu'
+	$(BIN)/python -m pytest -q -n 2 -m 'not slow and not gpu and not ranks and not serial'
+	$(BIN)/python -m pytest -q -m 'not slow and not gpu and (ranks or serial)'
 
 test-all: lint types ## the long tests too; those marked gpu run where GPUs are
 	$(BIN)/python -m pytest -q

@@ -104,3 +104,29 @@ def test_a_file_with_what_starts_and_holds_the_ranks(tmp_path: Path, best: Path)
     assert done.stderr.endswith(
         "UsageError: best.yaml: env.RANK: is set by every launch; take it out of the file\n"
     )
+
+
+def test_a_file_from_elsewhere_loads_nothing(tmp_path: Path, best: Path) -> None:
+    whole = best.read_text()
+    for name in ("LD_PRELOAD", "PYTHONSTARTUP", "NCCL_NET_PLUGIN"):
+        best.write_text(whole.replace("NCCL_ALGO: Ring", f"{name}: /tmp/evil.so"))
+        done = run(tmp_path, "nccltune.apply('best.yaml')")
+        assert done.returncode == 1
+        assert f"UsageError: best.yaml: env.{name}: " in done.stderr.splitlines()[-1]
+
+
+def test_a_file_that_others_can_write_is_used_and_told(tmp_path: Path, best: Path) -> None:
+    best.chmod(0o664)
+    done = run(tmp_path, "nccltune.apply('best.yaml')\n" + SHOW)
+    assert done.stdout == "Ring 1048576\n"
+    assert "UserWarning: nccltune.apply: best.yaml: others can change what it sets: " in done.stderr
+    best.chmod(0o644)
+    assert run(tmp_path, "nccltune.apply('best.yaml')\n" + SHOW).stderr == ""
+
+
+def test_a_study_stands_for_its_best_yaml(tmp_path: Path) -> None:
+    (tmp_path / "study").mkdir()
+    (tmp_path / "best.yaml").rename(tmp_path / "study" / "best.yaml")
+    (tmp_path / "study" / "study.yaml").write_text("version: 1\nspace: {}\n")
+    done = run(tmp_path, "nccltune.apply('study')\n" + SHOW)
+    assert (done.returncode, done.stdout) == (0, "Ring 1048576\n"), done.stderr

@@ -26,9 +26,10 @@ ARROWS: dict[str, set[str]] = {
     "worker": set(),
     "nccl": {"errors"},
     "machine": {"errors"},
-    "space": {"errors", "nccl"},
+    "safe_yaml": {"errors"},
+    "space": {"errors", "nccl", "safe_yaml"},
     "stats": set(),
-    "output": {"errors", "stats"},
+    "output": {"errors", "machine", "nccl", "safe_yaml", "stats"},
     "launch": {"__init__", "errors", "machine", "nccl", "worker"},
     "study": {
         "__init__", "errors", "launch", "machine", "nccl", "output", "space", "stats", "worker",
@@ -171,6 +172,20 @@ def test_only_the_command_line_prints_and_exits() -> None:
         if part_of(file) != "cli" and file.relative_to(ROOT).as_posix() not in PROGRAMS | ENDS
         for node in ast.walk(ast.parse(file.read_text()))
         if _speaks_or_exits(node)
+    ]
+    assert wrong == []
+
+
+def test_what_is_printed_is_harmless_to_a_terminal() -> None:
+    """All but JSON, which escapes by itself, goes through `speaking`, or a console of `tables`."""
+    wrong = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file in FILES
+        if part_of(file) == "cli" and file.stem != "speaking"
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "print"
+        and not ast.unparse(node.args[0]).startswith("json.dumps(")
     ]
     assert wrong == []
 

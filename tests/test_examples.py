@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from nccltune.cli.retune import retune
 from nccltune.output.best import Best
 from nccltune.output.env_file import env_file
 
@@ -122,9 +125,36 @@ def test_the_shell_script_says_how_it_is_used() -> None:
     assert "STUDY" in done.stderr
 
 
-@pytest.mark.parametrize(("shell", "name"), [("sh", "use_best.sh"), ("bash", "job.sbatch")])
+@pytest.mark.parametrize(
+    ("shell", "name"),
+    [("sh", "use_best.sh"), ("bash", "job.sbatch"), ("bash", "retune.sbatch")],
+)
 def test_shell_files_parse(shell: str, name: str) -> None:
     run(shell, "-n", EXAMPLES / name)
+
+
+def commands_of(name: str) -> list[list[str]]:
+    """What an example tells `nccltune` to do, after its name."""
+    lines = (EXAMPLES / name).read_text().splitlines()
+    ours = [line for line in lines if "nccltune retune" in line and not line.startswith("#")]
+    return [shlex.split(line.partition("nccltune ")[2].split(">")[0]) for line in ours]
+
+
+@pytest.mark.parametrize("name", ["retune.service", "retune.sbatch"])
+def test_periodic_examples_give_options_that_there_are(name: str) -> None:
+    [[verb, *options]] = commands_of(name)
+    assert verb == "retune"
+    with retune.make_context("retune", options) as context:
+        assert context.params["study"]
+        assert context.params["when_idle"] or context.params["time_budget"]
+
+
+def test_the_units_are_units() -> None:
+    for name, wanted in (("retune.service", "ExecStart"), ("retune.timer", "OnCalendar")):
+        unit = configparser.ConfigParser(strict=True, interpolation=None)
+        unit.optionxform = str  # type: ignore[method-assign,assignment]
+        unit.read_string((EXAMPLES / name).read_text())
+        assert wanted in {key for section in unit.sections() for key in unit[section]}
 
 
 def test_each_example_that_trains_is_tested() -> None:

@@ -19,7 +19,7 @@ __all__ = ["__version__", "apply", "load", "step"]
 
 
 def load(path: str | os.PathLike[str]) -> Best:
-    """Read a best.yaml written by `nccltune search`.
+    """Read a best.yaml written by `nccltune search`; of a study's folder, its best.yaml.
 
     The result has `.env`, `.ddp_kwargs`, `.loader_kwargs` and `.batch_size` (a rank's).
 

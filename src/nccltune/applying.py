@@ -8,7 +8,8 @@ import warnings
 
 from nccltune.errors import UsageError
 from nccltune.nccl.to_set import variables_to_set
-from nccltune.output.best import Best, read_best, read_variables
+from nccltune.output.best import Best, read_best, read_variables, result_file
+from nccltune.output.writers import others_can_write
 from nccltune.worker.attach import TRIAL
 
 BEST = "NCCLTUNE_BEST"
@@ -22,11 +23,14 @@ def apply_best(path: str | os.PathLike[str] | None) -> Best:
     file = path if path is not None else os.environ.get(BEST)
     if not file:
         raise UsageError(f"nccltune.apply: name a best.yaml, or set {BEST} to its path")
+    file = result_file(file)
     best = read_best(file)
     found = variables_to_set(read_variables(file, best), os.environ)
     if os.environ.get(TRIAL):
         _tell("in a trial the trial's own settings hold, so nothing of the file is set")
         return best
+    if warning := others_can_write(file):
+        _tell(warning)
     for line in found.kept:
         _tell(line)
     if found.values and _process_group_exists():

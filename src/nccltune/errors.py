@@ -25,3 +25,9 @@ class Interrupted(NccltuneError):
     """The user asked to stop (SIGINT or SIGTERM); what was finished is saved."""
 
     exit_code = 130
+
+
+class Busy(NccltuneError):
+    """Others use the GPUs, and the user asked not to be in their way: try again later."""
+
+    exit_code = 75

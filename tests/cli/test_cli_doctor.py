@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +21,7 @@ from study_jobs import MACHINE, TASK
 from fake_machines import ETH0, HOST, bridged_machine, h200_machine, install
 from nccltune.cli import app, examining, machine_check
 from nccltune.errors import Interrupted, StudyError
-from nccltune.launch.libraries import Libraries
+from nccltune.launch.libraries import Libraries, libraries_of
 from nccltune.machine import topology
 from nccltune.machine.gpu_links import Pcie
 from nccltune.machine.gpus import Gpu, GpuProcess
@@ -338,6 +339,108 @@ def test_nothing_of_a_site_variable_reaches_the_terminal_raw(
     done = nccltune_command("doctor", "--no-launch")
     assert done.code == 0 and "\x1b" not in done.out
     assert stripped(done.out)[-1] == r"site variables  NCCL_NET=\x1b[31m\udcff[red]"
+
+
+def test_settings_of_a_conf_file_that_the_environment_has_too(
+    nccltune_command: Command, alone: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As on a real machine: what was one error and four notes is one line."""
+    off = {
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+        "NCCL_NVLS_ENABLE": "0",
+        "NVSHMEM_DISABLE_NVLS": "1",
+    }
+    conf = tmp_path / "nccl.conf"
+    conf.write_text("".join(f"{name}={value}\n" for name, value in off.items()))
+    alone.setattr(env_files, "conf_files", lambda _environ: (conf,))
+    for name, value in {**off, "NCCL_VERSION": "2.28.3-1"}.items():
+        alone.setenv(name, value)
+    done = nccltune_command("doctor", "--no-launch")
+    assert stripped(done.out)[:4] == [
+        "note  4 notes on NCCL_VERSION, TORCH_SYMM_MEM_DISABLE_MULTICAST, NCCL_NVLS_ENABLE, "
+        "NVSHMEM_DISABLE_NVLS.",
+        "      next: nccltune lint",
+        "",
+        FACTS[0],
+    ]
+    alone.delenv("TORCH_SYMM_MEM_DISABLE_MULTICAST")
+    [first, *_] = json.loads(nccltune_command("doctor", "--no-launch", "--json").out)["findings"]
+    assert first == {
+        "severity": "error",
+        "about": "site variables",
+        "fact": f"{conf}, line 1: TORCH_SYMM_MEM_DISABLE_MULTICAST: it is read before NCCL reads "
+        "this file; export it instead",
+        "next": f"change that line; nccltune lint {conf} says more",
+    }
+
+
+@pytest.mark.parametrize("kind", ["folder", "binary", "large", "missing"])
+def test_settings_that_cannot_be_read_are_told(
+    nccltune_command: Command, alone: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    conf = tmp_path / "nccl.conf"
+    if kind == "folder":
+        conf.mkdir()
+    elif kind != "missing":
+        conf.write_bytes(b"NCCL_ALGO=Ring\0\n" if kind == "binary" else b"#" * (1 << 21))
+    alone.setenv("NCCL_CONF_FILE", str(conf))
+    alone.setattr(env_files, "conf_files", lambda _environ: (conf,))
+    reason = {
+        "folder": "is no file, and is not looked at",
+        "binary": "holds NUL bytes: no text file; NCCL may read it all the same",
+        "large": "larger than 1048576 bytes: no file of settings; NCCL may read it all the same",
+        "missing": "which NCCL_CONF_FILE names, is not there",
+    }[kind]
+    done = nccltune_command("doctor", "--no-launch", "--json")
+    [found] = [
+        f for f in json.loads(done.out)["findings"] if f["fact"].startswith("Settings of NCCL")
+    ]
+    assert found["severity"] == "warning" and done.code == 0
+    assert str(conf) in found["fact"] and reason in found["fact"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_settings_without_the_right_to_read_them(
+    nccltune_command: Command, alone: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    conf = tmp_path / "nccl.conf"
+    conf.write_text("NCCL_ALGO=Ring\n")
+    conf.chmod(0)
+    alone.setattr(env_files, "conf_files", lambda _environ: (conf,))
+    out = nccltune_command("doctor", "--no-launch").out
+    assert out.startswith(f"warning  Settings of NCCL are not known: {conf}: cannot be read: Perm")
+
+
+def test_gpus_that_are_asked_for_and_missing(
+    nccltune_command: Command, alone: pytest.MonkeyPatch
+) -> None:
+    install(alone, None)
+    alone.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    done = nccltune_command("doctor", "--no-launch", "--device", "cuda")
+    assert done.code == 0
+    first = stripped(done.out)[0]
+    assert first == "error  No GPU for --device cuda: this machine shows no NVIDIA GPU."
+    assert "GPUs            none in use" in done.out  # and the rest
+    for device in ("auto", "cpu"):
+        assert "No GPU" not in nccltune_command("doctor", "--no-launch", "--device", device).out
+    install(alone, h200_machine())
+    assert "No GPU" not in nccltune_command("doctor", "--no-launch", "--device", "cuda").out
+    alone.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    [found] = json.loads(
+        nccltune_command("doctor", "--no-launch", "--device", "cuda", "--json").out
+    )["findings"]
+    assert found["fact"] == "No GPU for --device cuda: no GPU is left by CUDA_VISIBLE_DEVICES=-1"
+
+
+def test_a_program_that_is_no_python_is_named(
+    nccltune_command: Command, alone: pytest.MonkeyPatch
+) -> None:
+    alone.setattr(machine_check, "libraries_of", libraries_of)
+    out = nccltune_command("doctor", "--no-launch", "--python", "yes").out
+    told = " ".join(out.split())
+    assert told.startswith(f"warning No torch was found in {shutil.which('yes')}, which printed")
+    assert "more than 1 MiB and did not answer as a Python would" in told
+    assert "next: give the job's own interpreter with --python" in told
 
 
 def test_a_python_without_torch_is_told(

@@ -25,7 +25,7 @@ BEST = Best(
 )  # fmt: skip
 ENV_ONLY = replace(BEST, ddp={}, loader={})
 SET = "nccltune: set NCCL_ALGO=Ring NCCL_BUFFSIZE=1048576"
-ALL = f"{SET}; DDP: bucket_cap_mb=50; loader: num_workers=2\n"
+ALL = f"{SET}; for the ranks: DDP: bucket_cap_mb=50; loader: num_workers=2\n"
 
 # What torchrun does with a script, without its seconds.
 TORCHRUN = """#!{python}
@@ -165,12 +165,73 @@ def test_a_command_that_a_signal_ends(runs: Runs) -> None:
 
 def test_a_command_that_cannot_be_started(runs: Runs) -> None:
     done = runs.run(ENV_ONLY, "--", "no-such-command", "x")
+    assert (done.returncode, done.stdout) == (127, "")
+    assert done.stderr == "nccltune: no-such-command: command not found\n"
+    done = runs.run(ENV_ONLY, "--", "./no/such")
     assert done.returncode == 127
-    assert done.stderr.endswith(
-        "nccltune: error: no-such-command: cannot be started: No such file or directory\n"
-    )
+    assert done.stderr == "nccltune: ./no/such: No such file or directory\n"
     runs.write("file", "")
     assert runs.run(ENV_ONLY, "--", "./file").returncode == 126
+
+
+def test_the_torchrun_beside_us_where_path_has_none(runs: Runs) -> None:
+    beside = Path(sys.executable).with_name("torchrun")
+    runs.env["PATH"] = "/usr/bin:/bin"
+    assert beside.exists() and shutil.which("torchrun", path=runs.env["PATH"]) is None
+    done = runs.run(ENV_ONLY, "--", "torchrun", "--help")
+    assert (done.returncode, done.stdout[:6]) == (0, "usage:")
+    assert done.stderr.startswith(f"nccltune: note: torchrun is not on PATH: using {beside}\n")
+    assert runs.run(ENV_ONLY, "--", "torchrun-2").returncode == 127
+
+
+def test_dashes_are_missed(runs: Runs) -> None:
+    for arguments in (["torchrun", "--standalone"], ["torchrun", "x.py", "--", "--watch"]):
+        done = runs.run(ENV_ONLY, *arguments)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(
+            "nccltune: error: put -- before torchrun, as in: nccltune run ... -- torchrun ...;"
+        )
+    assert runs.run(ENV_ONLY, "sh", "exit.sh").returncode == 127 - 125  # sh has no such file
+    runs.write("exit.sh", "exit 5")
+    assert runs.run(ENV_ONLY, "--env-only", "sh", "exit.sh").returncode == 5
+
+
+def test_a_study_stands_for_its_best_yaml(runs: Runs) -> None:
+    study = runs.folder / "studies" / "first"
+    study.mkdir(parents=True)
+    (study / "study.yaml").write_text("version: 1\nspace: {}\n")
+    none = runs.run("studies/first", *sh("exit 0"))
+    assert none.returncode == 2
+    assert "studies/first: has no best.yaml yet; `nccltune search` goes on" in none.stderr
+    (study / "best.yaml").write_text(ENV_ONLY.to_yaml())
+    for named in ("studies/first", "first", str(study)):
+        done = runs.run(named, *sh("echo $NCCL_ALGO"))
+        assert (done.returncode, done.stdout) == (0, "Ring\n"), done.stderr
+    definition = runs.run("studies/first/study.yaml", *sh("exit 0"))
+    assert definition.returncode == 2
+    assert definition.stderr == (
+        "nccltune: error: studies/first/study.yaml: that is a study's definition; its result is "
+        "best.yaml beside it\n"
+    )
+
+
+def test_a_loader_that_is_named_in_vain(runs: Runs) -> None:
+    done = runs.run(ENV_ONLY, "--loader-match", "trian.py:3", *sh("exit 0"))
+    assert (
+        "note: --loader-match trian.py:3 has no effect: no DataLoader settings are passed\n"
+        in done.stderr
+    )
+    runs.write("loads.py", "from torch.utils.data import DataLoader\nDataLoader([1], 1)\n")
+    done = runs.run(BEST, "--loader-match", "trian.py:3", "--", "torchrun", "loads.py")
+    assert (
+        "loader arguments were not used (num_workers=2): --loader-match trian.py:3 matches no "
+        "DataLoader; made were: 1:list (loads.py:2)\n" in done.stderr
+    )
+    done = runs.run(BEST, "--", "torchrun", "loads.py")
+    assert (
+        "no DataLoader was taken for the training loader; made were: 1:list (loads.py:2); "
+        "--loader-match names one\n" in done.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -205,8 +266,11 @@ def test_the_same_machine_is_no_matter(runs: Runs) -> None:
 def test_another_machine_is_told_or_refused(runs: Runs) -> None:
     cores = here()["cores"]
     best = replace(ENV_ONLY, machine=here(cores=cores + 30, cpu="EPYC"))
-    lines = [f"cpu: EPYC where it was measured, {here()['cpu']} here",
-             f"cores: {cores + 30} where it was measured, {cores} here"]  # fmt: skip
+    matters = "(matters for loader settings)"
+    lines = [
+        f"CPU: EPYC where it was measured, {here()['cpu']} here {matters}",
+        f"CPU cores: {cores + 30} where it was measured, {cores} here {matters}",
+    ]
     done = runs.run(best, *sh("exit 4"))
     assert done.returncode == 4
     assert done.stderr == "".join(f"nccltune: note: {line}\n" for line in lines) + f"{SET}\n"
@@ -216,6 +280,16 @@ def test_another_machine_is_told_or_refused(runs: Runs) -> None:
         "nccltune: error: --strict: this is not the machine that was measured:\n"
         f"  {lines[0]}\n  {lines[1]}\n"
     )
+
+
+def test_the_fingerprint_of_a_result_has_the_sites_variables(runs: Runs) -> None:
+    measured = {"gpus": [], "site": {"GLOO_SOCKET_IFNAME": "eth7"}}
+    best = replace(ENV_ONLY, machine=here(), fingerprint={"digest": "d", **measured})
+    done = runs.run(best, *sh("exit 4"))
+    told = "GLOO_SOCKET_IFNAME: 'eth7' where it was measured, not set here"
+    assert f"note: {told} (matters for DDP and NCCL settings)\n" in done.stderr
+    same = runs.run(best, *sh("exit 4"), GLOO_SOCKET_IFNAME="eth7")
+    assert (same.returncode, "GLOO_SOCKET_IFNAME" in same.stderr) == (4, False)
 
 
 def test_the_torch_of_the_jobs_own_python(runs: Runs) -> None:
@@ -300,7 +374,7 @@ def test_the_users_own_program_for_ranks(runs: Runs) -> None:
             "python show.py",
             "nccltune: note: DDP arguments are left out (bucket_cap_mb=50): ranks that a script "
             "starts by itself would not all have them; start it with torchrun\n"
-            f"{SET}; loader: num_workers=2\n",
+            f"{SET}; for the script: loader: num_workers=2\n",
         ),
     ],
 )

@@ -23,6 +23,33 @@ MISTAKES = {
     "a word too many": (["resnet50"], "resnet50: no such file; give the training script after --"),
     "no script after all": (["--", "-m"], "-m: give the module"),
     "a program": (["--", "env", "train.py"], "env: is a program, not a script in Python"),
+    "nothing after the dashes": (["--"], "nothing after --; give the training script"),
+    "an empty word after them": (["--", ""], "nothing after --; give the training script"),
+    "no dashes, an option that is none of ours": (
+        [__file__, "data", "--lr", "0.1"],
+        f"put -- before {__file__}, as in: nccltune search ... -- {__file__} ...; options of",
+    ),
+    "no dashes, an option that is ours too": (
+        ["--trials", "3", __file__, "data", "--batch-size", "16"],
+        f"put -- before {__file__}",
+    ),
+    "no dashes, a place": (
+        [__file__, "--batch-size", "{batch_size}"],
+        f"put -- before {__file__}",
+    ),
+    "dashes too late": ([__file__, "data", "--", "--lr", "0.1"], f"put -- before {__file__}"),
+    "a place with a dash": (
+        ["--", __file__, "{batch-size}"],
+        "{batch-size}: no parameter of that name, did you mean {batch_size}?",
+    ),
+    "a place with blanks": (
+        ["--", __file__, "--bs={ batch_size }"],
+        "{ batch_size }: no parameter of that name, did you mean {batch_size}?",
+    ),
+    "a place in capitals": (
+        ["--", __file__, "{Num-Workers}"],
+        "{Num-Workers}: no parameter of that name, did you mean {num_workers}?",
+    ),
     "a misspelt place": (
         ["--", __file__, "{batchsize}"],
         "{batchsize}: no parameter of that name, did you mean {batch_size}?",
@@ -42,7 +69,12 @@ MISTAKES = {
     "no Python": (["--", "torchrun", "--no-python", "x"], "--no-python: the script has to be"),
     "a batch size of its own": (
         ["--batch-size", "8", "--", __file__],
-        "--batch-size: test_cli_search_mistakes.py says that itself; write {batch_size} where",
+        "{batch_size} has no place in the script's arguments, so --batch-size would do nothing; "
+        "write e.g. test_cli_search_mistakes.py --batch-size {batch_size}, or leave the option out",
+    ),
+    "a number of workers without a place": (
+        ["--num-workers", "2", "--", __file__, "--batch-size", "{batch_size}"],
+        "{num_workers} has no place in the script's arguments, so --num-workers would do nothing",
     ),
     "options of Python": (
         ["--", "python", "-O", __file__],
@@ -74,7 +106,14 @@ REFUSED = {
     "no measuring time": (["--measure-seconds", "nan"], "must be a number, got nan"),
     "another precision": (["--precision", "int8"], "'int8' is not one of"),
     "a seed in words": (["--seed", "x"], "'x' is not a valid integer"),
-    "our job and a script": (["--model", "resnet18", "--", __file__], "--model: the script says"),
+    "our job and a script": (
+        ["--model", "resnet18", "--", __file__],
+        "--model is for nccltune's own job; the script has its own",
+    ),
+    "an option that is none, before a script": (
+        ["--lr", "0.1", __file__],
+        "No such option '--lr'",
+    ),
     "a script's option": (["--workdir", "scratch"], "--workdir: it is for a script, given after"),
     "a value missing": (["--model"], "Option '--model' requires an argument"),
 }

@@ -238,7 +238,14 @@ def test_a_study_without_trials_yet(nccltune_command: Command) -> None:
     done = nccltune_command("show", "new")
     assert (done.code, done.out) == (0, "study studies/new: no trial yet\n")
     assert json.loads(nccltune_command("show", "new", "--json").out)["best"] is None
-    assert nccltune_command("show").out.splitlines()[1].split()[:5] == ["new", "0", "-", "-", "-"]
+    listed = nccltune_command("show").out.splitlines()[1]
+    assert listed.split()[:5] == ["new", "0", "-", "-", "-"] and "  no trial yet  " in listed
+    Store(paths).add(measurement(0, 100.0, configuration=space_of().baseline))
+    assert "  unfinished  " in nccltune_command("show").out.splitlines()[1]
+    Store(paths).add(measurement(1, 90.0, configuration=space_of().baseline))
+    assert "  keep the defaults  " in nccltune_command("show").out.splitlines()[1]
+    paths.trials.unlink()
+    paths.measurements.unlink()
     done = nccltune_command("show", "new", "--trial", "0")
     assert (done.code, done.err) == (
         2, "nccltune: error: --trial 0: new has no trials yet\n",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from nccltune.errors import Interrupted, StudyError, UsageError
+from nccltune.launch import ask as module
 from nccltune.launch.ask import JobPython
+from nccltune.launch.host import HostFailed, WarmHost
 from nccltune.launch.stopping import StopFlag
 
 BASE = {"PATH": "/usr/bin:/bin"}
@@ -87,3 +90,48 @@ def test_asked_to_stop_it_ends_the_helper(tmp_path: Path) -> None:
     stop.requested = True
     with pytest.raises(Interrupted):
         ask(python(tmp_path, f"sleep 600; touch {tmp_path}/late"), tmp_path, stop)
+
+
+@pytest.mark.parametrize("line", ["exec yes", "yes & exec sleep 600", "exec yes $(seq 9999)"])
+def test_a_program_that_prints_without_end_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    program, began = python(tmp_path, line), time.monotonic()
+    with pytest.raises(UsageError) as caught:
+        ask(program, tmp_path)
+    assert str(caught.value).startswith(
+        f"--python {program}: printed more than 64 MiB and did not answer; give the interpreter of "
+        "the job, as in --python /path/to/venv/bin/python: "
+    )
+    assert len(str(caught.value)) < 3000
+    assert time.monotonic() - began < module._LIMIT_SECONDS / 4
+
+
+def test_a_program_that_says_nothing_for_too_long_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LIMIT_SECONDS", 0.5)
+    program = python(tmp_path, "exec sleep 600")
+    with pytest.raises(UsageError, match=f"--python {program}: was not done within 0 s and did"):
+        ask(program, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line", ["echo '{' > $4", "echo '[1]' > $4", "echo '{}' > $4", "yes | head -c 9000000 > $4"]
+)
+def test_an_answer_that_is_none(tmp_path: Path, line: str) -> None:
+    with pytest.raises(UsageError, match="does not answer as a Python would"):
+        ask(python(tmp_path, line), tmp_path)
+
+
+def test_a_host_that_prints_without_end_is_ended(tmp_path: Path) -> None:
+    host = WarmHost(python(tmp_path, "exec yes"), tmp_path / "worker", BASE, {}, {})
+    try:
+        with pytest.raises(HostFailed) as caught:
+            host.await_ready(StopFlag())
+    finally:
+        host.end()
+    assert str(caught.value).startswith(
+        "the warm host printed more than 64 MiB and did not come up: "
+    )
+    assert len(str(caught.value)) < 600

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -185,3 +186,95 @@ def test_else_folders_are_gone_at_the_end(error: BaseException | None) -> None:
             if error is not None:
                 raise error
         assert not folder.exists()
+
+
+# Folders of tuners that were killed.
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary folders go, and a cache in it."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "cache/images").mkdir(parents=True)
+    return tmp_path
+
+
+def left_by_a_killed_process(code: str, *arguments: str) -> None:
+    """Run code of ours that waits for a line after it made its folder, and kill it there."""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "made\n"
+        process.kill()
+
+
+KINDS = {
+    "temporary_folder": "from nccltune.launch.leftovers import temporary_folder as make\n"
+    "with make() as folder:",
+    "logs_folder": "from nccltune.launch.leftovers import logs_folder as make\n"
+    "with make() as folder:\n    (folder / 'rank0.log').write_text('x')",
+    "libraries_of": "from nccltune.launch import libraries\n"
+    "libraries._run = lambda *_: hold()\nlibraries.libraries_of('python', {})\nif True:",
+    "in the cache": "from nccltune.launch.leftovers import temporary_folder as make\n"
+    "with make(cache, '.new-') as folder:",
+    "pictures": "import os\nfrom nccltune.launch.leftovers import new_tag\n"
+    "from nccltune.worker import images\nos.environ['NCCLTUNE_TAG'] = new_tag()\n"
+    "images.multiprocessing.get_context = lambda _: hold()\n"
+    "images.image_set(cache / 'images', 2)\nif True:",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_killed_tuner_has_left_is_gone_after_the_next_start(place: Path, kind: str) -> None:
+    cache = place / "cache"
+    code = (
+        "import sys, tempfile, time\nfrom pathlib import Path\n"
+        "tempfile.tempdir = sys.argv[1]\ncache = Path(sys.argv[1]) / 'cache'\n"
+        "def hold():\n    print('made', flush=True)\n    time.sleep(600)\n"
+        f"{KINDS[kind]}\n    hold()"
+    )
+    left_by_a_killed_process(code, str(place))
+    inside = [*place.glob("nccltune-*"), *cache.glob(".*"), *cache.glob("images/.*")]
+    assert len(inside) == 1
+    end_leftovers(cache)
+    assert not inside[0].exists()
+    assert sorted(path.name for path in place.rglob("*")) == ["cache", "images"]
+
+
+def test_folders_of_the_living_of_others_and_without_an_owner_stay(place: Path) -> None:
+    dead = dead_tuners_tag()
+    owners = {
+        "nccltune-living": new_tag(),
+        "nccltune-other-host": dead.replace(dead.split(".")[1], "0" * 8),
+        "nccltune-nobody": "",
+        "nccltune-long": dead + "x" * 2000,
+        "cache/.new-living": new_tag(),
+        "elsewhere-dead": dead,
+    }
+    for name, owner in owners.items():
+        (place / name).mkdir()
+        (place / name / "owner").write_text(owner)
+    (place / "nccltune-kept").mkdir()
+    (place / "mine").mkdir()
+    (place / "mine/owner").write_text(dead)
+    (place / "nccltune-link").symlink_to("mine")
+    (place / "nccltune-linked").mkdir()
+    (place / "nccltune-linked/owner").symlink_to("../mine/owner")
+    before = sorted(place.rglob("*"))
+    end_leftovers(place / "cache")
+    assert sorted(place.rglob("*")) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("whose", ["nccltune-dead", "nccltune-dead/owner"])
+def test_a_folder_that_is_not_all_ours_stays(place: Path, whose: str) -> None:
+    folder = place / "nccltune-dead"
+    folder.mkdir()
+    (folder / "owner").write_text(dead_tuners_tag())
+    os.chown(place / whose, 12345, 12345)
+    end_leftovers(place / "cache")
+    assert (folder / "owner").exists()
+    os.chown(place / whose, 0, 0)
+    end_leftovers(place / "cache")
+    assert not folder.exists()

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from nccltune.launch.libraries import Libraries, libraries_of
+from nccltune.errors import Interrupted, UsageError
+from nccltune.launch import libraries as module
+from nccltune.launch.libraries import Libraries, check_python, libraries_of
+from nccltune.launch.stopping import StopFlag
 from nccltune.worker import libraries
 
 
@@ -71,3 +74,42 @@ def test_what_is_no_library_has_no_version(tmp_path: Path) -> None:
     assert libraries._asked(str(tmp_path / "libnccl.so.2")) is None
     assert libraries._asked("libc.so.6") is None
     assert libraries._installed("nvidia-nccl-cu0") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "trouble"),
+    [
+        ("exit 3", "ended with exit code 3 and did not answer as a Python would"),
+        ("echo no; exit 0", "ended with exit code 0 and did not answer as a Python would: no"),
+        ("exec yes", "printed more than 1 MiB and did not answer as a Python would: y"),
+        ("yes > $2", "was not done within 1 s and did not answer as a Python would"),
+        ("exec sleep 600", "was not done within 1 s and did not answer as a Python would"),
+        ("yes | head -c 9000000 > $2", "ended with exit code 0 and did not answer"),
+    ],
+)
+def test_what_does_not_answer_is_named_and_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, trouble: str
+) -> None:
+    monkeypatch.setattr(module, "_LIMIT_SECONDS", 1.0 if "1 s" in trouble else 60.0)
+    if text.startswith("yes >"):
+        text = f"ulimit -f 20000; trap '' XFSZ; {text}; sleep 600"
+    python = script(tmp_path / "python", text)
+    found = libraries_of(python, os.environ)
+    assert found == Libraries() and (found.trouble or "").startswith(trouble)
+    with pytest.raises(UsageError) as caught:
+        check_python(python, os.environ, StopFlag())
+    assert str(caught.value).startswith(f"--python {python}: {trouble}")
+    assert str(caught.value).endswith(
+        "; give the interpreter of the job, as in --python /path/to/venv/bin/python"
+    )
+
+
+def test_a_python_that_answers_is_none_to_refuse() -> None:
+    check_python(sys.executable, os.environ, StopFlag())
+
+
+def test_asking_is_stopped(tmp_path: Path) -> None:
+    stop = StopFlag()
+    stop.requested = True
+    with pytest.raises(Interrupted):
+        check_python(script(tmp_path / "python", "sleep 600"), os.environ, stop)

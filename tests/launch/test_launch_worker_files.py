@@ -16,9 +16,9 @@ def test_the_worker_and_what_scripts_import_is_placed(tmp_path: Path) -> None:
     assert place_worker(tmp_path / "w") == tmp_path / "w"
     package = tmp_path / "w" / "nccltune"
     assert sorted(os.listdir(package)) == [
-        "__init__.py", "applying.py", "errors.py", "nccl", "output", "worker",
+        "__init__.py", "applying.py", "errors.py", "nccl", "output", "safe_yaml.py", "worker",
     ]  # fmt: skip
-    assert sorted(os.listdir(package / "output")) == ["__init__.py", "best.py"]
+    assert sorted(os.listdir(package / "output")) == ["__init__.py", "best.py", "writers.py"]
     assert (package / "worker" / "measure.py").is_file()
     assert not list(package.rglob("__pycache__"))
 

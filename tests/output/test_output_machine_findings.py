@@ -269,7 +269,7 @@ def test_others_on_the_gpus_are_told_once() -> None:
 
 
 def test_the_gravest_comes_first() -> None:
-    settings = (Told("note", "NCCL_A: a note"), Told("error", "NCCL_B: does nothing"))
+    settings = (Told("note", "NCCL_A", "a note"), Told("error", "NCCL_B", "does nothing"))
     late = Diagnosis(
         world_size=2,
         samples_per_second=100.0,
@@ -299,6 +299,45 @@ def test_the_gravest_comes_first() -> None:
     assert "Rank 1 computes 50% longer" in told[3].fact
     again = Finding("note", "x", "y", "z")
     assert in_order([again, again]) == (again,)
+
+
+CONF = "/etc/my nccl.conf"
+
+
+def test_a_setting_is_told_with_its_place_and_its_next_step() -> None:
+    wrong = Told("error", "NCCL_BUFFSIZE", "NCCL reads 8M as 8", CONF, 3)
+    exported = Told("warning", "NCCL_P2P_DISABLE", "slow")
+    assert lines(checked(H200, lint=(wrong, exported))) == [
+        f"error: {CONF}, line 3: NCCL_BUFFSIZE: NCCL reads 8M as 8. change that line; nccltune "
+        f"lint '{CONF}' says more",
+        "warning: NCCL_P2P_DISABLE: slow. change it where it is exported; nccltune lint says more",
+    ]
+
+
+def test_notes_take_one_line() -> None:
+    notes = [Told("note", f"NCCL_{n}", "the environment says the same", CONF, n) for n in range(8)]
+    assert lines(checked(H200, lint=tuple(notes[:1]))) == [
+        f"note: {CONF}, line 0: NCCL_0: the environment says the same. nccltune lint"
+    ]
+    again = Told("note", "NCCL_0", "something else", CONF, 0)
+    assert lines(checked(H200, lint=(*notes[:2], again))) == [
+        "note: 3 notes on NCCL_0, NCCL_1. nccltune lint"
+    ]
+    [told] = lines(checked(H200, lint=(*notes, Told("note", "", "a line"))))
+    assert told.startswith("note: 9 notes on NCCL_0, NCCL_1, ") and "and 2 more" in told
+
+
+def test_settings_that_cannot_be_read() -> None:
+    reason = "/home/me/.nccl.conf: is a folder"
+    assert lines(checked(H200, unread=(reason,))) == [
+        f"warning: Settings of NCCL are not known: {reason}. make it a file that jobs can read, or "
+        "take it away"
+    ]
+
+
+def test_gpus_that_were_asked_for_and_are_not_here() -> None:
+    [told] = lines(replace(checked(Topology()), gpuless="this machine shows no NVIDIA GPU"))
+    assert told.startswith("error: No GPU for --device cuda: this machine shows no NVIDIA GPU. see")
 
 
 @pytest.mark.parametrize(

@@ -90,5 +90,7 @@ def test_what_the_script_sets_itself_stays_and_is_told(cli: Cli) -> None:
         "DDP: bucket_cap_mb=3 is the script's own and stays; the file has bucket_cap_mb=7"
         in (notes[0])
     )
-    assert "loader arguments were not used (num_workers=2): no DataLoader was taken" in notes[1]
+    assert (
+        "loader arguments were not used (num_workers=2): --loader-match Other matches" in notes[1]
+    )
     assert "Own (train.py:" in notes[1]  # what --loader-match may say

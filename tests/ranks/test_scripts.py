@@ -125,7 +125,8 @@ FAILING = {
     "crash_step3.py": r"ValueError: no step 3 for rank \d",
     "never_steps.py": r"ended with exit code 0 before its first optimizer step; steps of torch",
     "os_exit.py --exit-at 2": r"rank \d ended by itself with exit code 3",
-    "needs_arguments.py": r"ended with exit code 2 before its first|never imported torch",
+    "needs_arguments.py": r"^needs_arguments.py ended with exit code 2 before its first step; its "
+    r"last words: needs_arguments.py: error: the following arguments are required: --data$",
     "spawns_ranks.py": r"starts its own ranks with torch.multiprocessing.spawn",
     "short.py": r"ended with exit code 0 after 6 steps, before it was measured: let it train",
 }
@@ -136,9 +137,16 @@ def test_a_script_that_cannot_be_measured_says_why_and_names_its_log(
     run: Runner, command: str
 ) -> None:
     failure = run(*command.split(), settings=Settings(windows=3)).failure
-    assert failure.kind == "crashed"
+    assert failure.kind == ("ended" if "exit code 0" in FAILING[command] else "crashed")
+    assert "ScriptEnded" not in failure.message + " ".join(failure.tail)
     assert re.search(FAILING[command], failure.message), failure.message
     assert re.search(r"rank\d\.log$", failure.log) and Path(failure.log).exists()
+
+
+def test_a_traceback_begins_with_the_users_own_code(run: Runner) -> None:
+    ran = run("crash_step3.py")
+    shown = re.findall(r'  File "(.+?)", line', ran.printed(ran.failure.rank))
+    assert shown and {Path(file).name for file in shown} == {"crash_step3.py"}
 
 
 def test_the_log_of_a_script_without_its_arguments_has_its_usage(run: Runner) -> None:
@@ -209,6 +217,24 @@ def test_checkpoints_of_a_trial_leave_the_users_alone(run: Runner, tmp_path: Pat
 
 def test_a_script_that_reads_stdin_finds_it_empty(run: Runner) -> None:
     assert "0 bytes" in run("reads_stdin.py").printed()
+
+
+def test_a_batch_that_is_trained_on_again_and_again_is_counted_each_time(run: Runner) -> None:
+    assert run("one_batch.py", settings=LOOK).script["samples_per_step"] == [16.0, 16.0]
+    windows = run("one_batch.py").result["windows"]
+    assert {w["samples"] / w["steps"] for w in windows if w["counts"]} == {32.0}
+
+
+def test_to_the_script_a_warm_rank_is_the_main_process(run: Runner) -> None:
+    printed = run("asks_who_it_is.py", settings=LOOK).printed()
+    assert "I am MainProcess None" in printed
+    assert re.search(r"started as \['-u', '.*asks_who_it_is.py'\]", printed)
+
+
+@pytest.mark.slow
+def test_where_one_rank_alone_steps_it_is_told_which(run: Runner) -> None:
+    failure = run("rank0_steps.py", settings=LOOK).failure
+    assert "rank 1 has taken no optimizer step" in failure.message
 
 
 def test_what_the_script_sets_itself_stays(run: Runner) -> None:

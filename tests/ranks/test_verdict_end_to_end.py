@@ -83,6 +83,7 @@ def only_what_pays(searched: Run, seed: int) -> None:
     assert exports(command, f"s{seed}") == []  # neither what slows nor what does nothing
 
 
+@pytest.mark.slow  # test_retune.py has a search that ends in FASTER too
 def test_what_speeds_is_found_and_what_slows_is_not(searched: Run) -> None:
     only_what_pays(searched, 0)
 

@@ -119,15 +119,15 @@ def chain() -> ResolvedSpace:
         return {"target": "env", "choices": [None, 1, 2], "when": {"param": param}}
 
     parameters = {
-        "TORCH_A": waiting(TORCH_B="not_null"),
-        "TORCH_IDLE": waiting(TORCH_B=None),
-        "TORCH_B": waiting(TORCH_C=2),
-        "TORCH_C": {"target": "env", "choices": [None, 1, 2]},
+        "OMP_A": waiting(OMP_B="not_null"),
+        "OMP_IDLE": waiting(OMP_B=None),
+        "OMP_B": waiting(OMP_C=2),
+        "OMP_C": {"target": "env", "choices": [None, 1, 2]},
         "gradient_as_bucket_view": {
             "target": "ddp",
             "choices": [False, True],
             "default": False,
-            "when": {"param": {"TORCH_C": 2}},
+            "when": {"param": {"OMP_C": 2}},
         },
     }
     return over_sockets(Space.model_validate({"version": 1, "parameters": parameters}))
@@ -135,15 +135,15 @@ def chain() -> ResolvedSpace:
 
 def test_conditions_are_followed_through_chains_in_any_order() -> None:
     asked: dict[str, Value] = {
-        "TORCH_A": 1, "TORCH_IDLE": 1, "TORCH_B": 1, "gradient_as_bucket_view": True,
+        "OMP_A": 1, "OMP_IDLE": 1, "OMP_B": 1, "gradient_as_bucket_view": True,
     }  # fmt: skip
-    assert canonical({**asked, "TORCH_C": 2}, chain()) == {
-        "TORCH_A": 1, "TORCH_IDLE": None, "TORCH_B": 1, "TORCH_C": 2,
+    assert canonical({**asked, "OMP_C": 2}, chain()) == {
+        "OMP_A": 1, "OMP_IDLE": None, "OMP_B": 1, "OMP_C": 2,
         "gradient_as_bucket_view": True,
     }  # fmt: skip
     # B goes, so A goes, and what waits for B to be null keeps what was asked.
-    assert canonical({**asked, "TORCH_C": 1}, chain()) == {
-        "TORCH_A": None, "TORCH_IDLE": 1, "TORCH_B": None, "TORCH_C": 1,
+    assert canonical({**asked, "OMP_C": 1}, chain()) == {
+        "OMP_A": None, "OMP_IDLE": 1, "OMP_B": None, "OMP_C": 1,
         "gradient_as_bucket_view": False,
     }  # fmt: skip
 

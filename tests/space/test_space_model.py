@@ -8,11 +8,12 @@ from packaging.version import Version
 from pydantic import ValidationError
 
 from nccltune.nccl.values import refusal
-from nccltune.space.arguments import LAUNCHERS_OWN, target_problem
+from nccltune.output.best import allowed_variable
+from nccltune.space.arguments import LAUNCHERS_OWN, target_problem, value_problem
 from nccltune.space.conditions import When
 from nccltune.space.constraints import BUILT_IN, Constraints
 from nccltune.space.facts import Facts
-from nccltune.space.loading import builtin_folder, builtin_names, load
+from nccltune.space.loading import builtin_folder, builtin_names, load, load_fragments
 from nccltune.space.model import Parameter, Range, Space
 from nccltune.space.scalars import duplicates, from_text, quoted, same, show
 
@@ -205,6 +206,7 @@ def test_shipped_files_say_what_each_parameter_is_and_where_presets_come_from() 
         "LD_PRELOAD",
         "TORCHELASTIC_RUN_ID",
         "NCCLTUNE_TAG",
+        "NCCL_DEBUG_SUBSYS",
     ],
 )
 def test_variables_of_the_launch_are_no_settings(name: str) -> None:
@@ -220,3 +222,40 @@ def test_which_variables_belong_to_the_launch() -> None:
     } <= LAUNCHERS_OWN  # fmt: skip
     for name in ("NCCL_ALGO", "OMP_NUM_THREADS", "NCCL_TUNER_PLUGIN", "TORCH_NCCL_AVOID_RECORD"):
         assert target_problem(name, "env") is None
+
+
+@pytest.mark.parametrize("name", ["MY_VAR", "PYTHONSTARTUP", "UCX_TLS", "CUDA_CACHE_PATH"])
+def test_a_variable_that_no_result_could_hold_is_no_setting(name: str) -> None:
+    text = target_problem(name, "env") or ""
+    assert text.startswith(f"{name} is none of the variables that settings may hold (NCCL_*, ")
+    assert text.endswith("export it before nccltune starts, and it holds in every launch")
+    assert target_problem("FI_PROVIDER_PATH", "env") == (
+        "FI_PROVIDER_PATH names a folder whose libraries are loaded; export it before nccltune "
+        "starts, and it holds in every launch"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("NCCL_TUNER_PLUGIN", "/tmp/x.so"), ("NCCL_NET_PLUGIN", "./x"), ("FI_UCX_CONFIG", "/x")],
+)
+def test_a_value_that_no_result_could_hold_is_no_choice(name: str, value: str) -> None:
+    assert (value_problem(name, "env", value) or "").endswith("no result may hold that")
+    for plain in ("none", None, 1):
+        assert value_problem(name, "env", plain) is None
+    assert value_problem("NCCL_TOPO_FILE", "env", "/etc/topo.xml") is None
+
+
+def test_what_shipped_spaces_set_can_be_read_back() -> None:
+    listings = [load(name) for name in builtin_names()] + list(load_fragments().values())
+    found = {
+        (parameter.name, str(value))
+        for listing in listings
+        for parameter in listing.parameters.values()
+        if parameter.target == "env"
+        for value in parameter.choices or ()
+        if value is not None
+    }
+    assert len(found) > 40
+    for name, value in found:
+        assert allowed_variable("best.env", name, value) == value

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from study_jobs import TASK, WITHOUT_LOADER, Asked, FormulaLauncher
 
-from nccltune.errors import StudyError, UsageError
+from nccltune.errors import StudyError
 from nccltune.launch.protocol import Failure, FailureKind
 from nccltune.launch.stopping import StopFlag
 from nccltune.nccl.site import SiteVariable
@@ -158,9 +159,16 @@ def test_a_failure_says_what_to_do(
         comparison(FormulaLauncher(fails), tmp_path).run(*sides, 12)
 
 
-def test_what_the_site_holds_cannot_be_compared() -> None:
+def test_what_the_site_holds_stays_in_every_launch(tmp_path: Path) -> None:
     site = {"NCCL_ALGO": SiteVariable("NCCL_ALGO", "Tree", "environment")}
-    with pytest.raises(UsageError, match="NCCL_ALGO=Ring, but NCCL_ALGO=Tree is set here"):
-        process_env(A, site)
-    same = {"NCCL_ALGO": SiteVariable("NCCL_ALGO", "Ring", "environment")}
-    assert process_env(A, same) == {}
+    assert process_env(A, site) == {}
+    assert process_env(replace(A, env={**A.env, "NCCL_PROTO": "LL"}), site) == {"NCCL_PROTO": "LL"}
+    off = {"NCCL_NVLS_ENABLE": SiteVariable("NCCL_NVLS_ENABLE", "0", "/etc/nccl.conf")}
+    assert process_env(JobSettings("c", {"NCCL_ALGO": "NVLS", "NCCL_PROTO": "LL"}), off) == {
+        "NCCL_PROTO": "LL"
+    }
+    launcher = FormulaLauncher(speed)
+    made = comparison(launcher, tmp_path)
+    made.site = site
+    made.run(A, B, 6)
+    assert all("NCCL_ALGO" not in asked.env for asked in launcher.asked)

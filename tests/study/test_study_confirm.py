@@ -26,6 +26,7 @@ from nccltune.errors import Interrupted, StudyError
 from nccltune.launch.protocol import Failure
 from nccltune.launch.stopping import StopFlag
 from nccltune.space import ResolvedSpace
+from nccltune.stats.verdict import verdict
 from nccltune.study.confirming import NOISE_LAUNCHES, confirm_results
 from nccltune.study.definition import Task
 from nccltune.study.folder import StudyPaths, locked
@@ -96,6 +97,16 @@ def best(summary: Summary) -> dict[str, Any]:
     return found
 
 
+def rests_on_its_speeds(told: dict[str, Any], summary: Summary) -> None:
+    """The launches that are in the file make the verdict that is in it."""
+    speeds = told["speeds"]
+    anew = verdict(speeds["without"], speeds["with"], [summary.noise])
+    assert len(speeds["with"]) == anew.launches == told["launches"] >= 6
+    assert anew.word == told["word"]
+    figures = (told["ratio"], told["low"], told["high"])
+    assert (anew.ratio, anew.low, anew.high) == pytest.approx(figures, rel=1e-4)
+
+
 def exports(summary: Summary) -> list[str]:
     lines = summary.paths.best_env.read_text().splitlines()
     return [line for line in lines if not line.startswith("#")]
@@ -117,6 +128,8 @@ def test_where_nothing_helps_the_defaults_are_kept(tmp_path: Path) -> None:
     assert exports(summary) == []
     assert best(summary)["ddp"] == {}
     assert len(listener.noises[-1]) == NOISE_LAUNCHES
+    if summary.own.verdict is not None:
+        rests_on_its_speeds(best(summary)["verdict"], summary)
 
 
 def test_noise_is_measured_in_launches_of_its_own(tmp_path: Path) -> None:
@@ -137,6 +150,7 @@ def test_what_pays_is_kept_and_what_does_not_is_dropped(tmp_path: Path) -> None:
     assert exports(summary) == []
     assert found["verdict"]["word"] == "FASTER"
     assert found["verdict"]["sentence"] == verdict_line(summary)
+    rests_on_its_speeds(found["verdict"], summary)
 
 
 def test_dropping_is_by_group_then_by_setting(tmp_path: Path) -> None:
@@ -155,6 +169,8 @@ def test_dropping_is_by_group_then_by_setting(tmp_path: Path) -> None:
     assert set(own.shares) >= {"NCCL", "DDP"}
     assert len(exports(summary)) == 1 and "NCCL_ALGO" in exports(summary)[0]
     assert own.whole is not None and own.verdict is not None
+    assert own.dropped and own.verdict != own.whole
+    rests_on_its_speeds(best(summary)["verdict"], summary)
 
 
 def both_pay(asked: Asked) -> float:
@@ -440,6 +456,7 @@ def test_a_larger_batch_is_another_answer(tmp_path: Path) -> None:
     assert best(summary)["batch_size"] == 64
     found = yaml.safe_load(summary.paths.best_batch_yaml.read_text())
     assert found["batch_size"] > 64 and found["verdict"]["word"] == "FASTER"
+    rests_on_its_speeds(found["verdict"], summary)
 
 
 def files_checked(

@@ -25,10 +25,12 @@ from nccltune.space import ResolvedSpace, key, violation
 from nccltune.study.budget import Budget
 from nccltune.study.folder import StudyPaths
 from nccltune.study.planner import (
+    FEWEST_FOR_BATCH,
     Memory,
     Planner,
     foreseen_memory,
     larger_batches,
+    leaves_out_larger,
     stage_parameters,
 )
 from nccltune.study.records import Trial
@@ -562,3 +564,11 @@ def test_where_larger_batches_alone_are_searched_they_get_all_trials(tmp_path: P
     paths = run_study(tmp_path / "s", lambda asked: float(asked.batch_size), space, 4)
     found = [trial.parameters["batch_size"] for trial in Store(paths).trials]
     assert found == [64, 128, 256, 512]
+
+
+def test_short_searches_have_no_trial_for_larger_batches() -> None:
+    space = space_of()
+    assert larger_batches(space, 64)
+    found = [n for n in range(1, 20) if leaves_out_larger(space, 64, n)]
+    assert found == list(range(1, FEWEST_FOR_BATCH))
+    assert not leaves_out_larger(space, 1 << 20, 4)  # none is larger

@@ -17,6 +17,7 @@ from nccltune.study.folder import (
     StudyPaths,
     check_writable,
     find_study,
+    forget,
     locked,
     read_definition,
     set_aside,
@@ -24,7 +25,7 @@ from nccltune.study.folder import (
     write_text,
 )
 from nccltune.study.records import Compared, Measurement, Trial
-from nccltune.study.store import Store, read_lines
+from nccltune.study.store import Store, has_results, read_lines
 
 
 @pytest.fixture
@@ -284,13 +285,14 @@ def test_a_second_tuner_is_refused_and_told_who_holds_the_study(paths: StudyPath
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(UsageError) as caught, locked(paths):
             raise AssertionError("two hold one lock")
-        assert f"process {holder.pid} since " in str(caught.value)
+        assert f"process {holder.pid} of user {os.geteuid()} on " in str(caught.value)
         assert str(caught.value).startswith(f"{paths.folder}: another nccltune works on this study")
         assert paths.lock.exists()  # another's, even where it is all there is
         holder.kill()  # as kill -9 does: the system gives the lock back
         holder.wait()
         with locked(paths):
-            assert paths.lock.read_text().startswith(f"process {os.getpid()} since ")
+            owner = f"process {os.getpid()} of user {os.geteuid()} on "
+            assert paths.lock.read_text().startswith(owner)
 
 
 def test_the_lock_is_free_after_an_error(paths: StudyPaths) -> None:
@@ -439,3 +441,27 @@ def test_damaged_lines_are_counted_from_one(tmp_path: Path) -> None:
     assert read_lines(file) == []
     file.write_text('{"a": 1}\n{"a": 2}\n{"a"')
     assert read_lines(file) == [{"a": 1}, {"a": 2}]
+
+
+def test_a_study_without_a_complete_trial_has_no_results(paths: StudyPaths) -> None:
+    definition(space_of()).write(paths)
+    assert not has_results(paths)
+    store = Store(paths)
+    store.add(measurement(0, None))
+    assert not has_results(paths)
+    store.add(measurement(1, 100.0))
+    assert has_results(paths)
+
+
+def test_what_is_forgotten_leaves_only_the_lock(paths: StudyPaths) -> None:
+    definition(space_of()).write(paths)
+    Store(paths).add(measurement(0, None))
+    logs = paths.launch_logs(0)
+    logs.mkdir(parents=True)
+    (logs / "rank0.log").write_text("what it was")
+    for file in (paths.journal, paths.best_yaml, paths.folder / "optuna.journal.lock"):
+        file.write_text("of before")
+    with locked(paths):
+        forget(paths)
+        assert [entry.name for entry in paths.folder.iterdir()] == ["lock"]
+        forget(paths)  # nothing is there

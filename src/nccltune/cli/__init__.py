@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -10,11 +11,14 @@ import click
 from nccltune import __version__
 from nccltune.cli.compare import compare
 from nccltune.cli.doctor import doctor
+from nccltune.cli.export import export
 from nccltune.cli.lint import lint
+from nccltune.cli.retune import retune
 from nccltune.cli.run import run
 from nccltune.cli.search import search
 from nccltune.cli.show import show
 from nccltune.cli.speaking import let_go_of_stdout, readers_may_leave, say
+from nccltune.cli.verify import verify
 from nccltune.errors import Interrupted, NccltuneError
 
 
@@ -28,10 +32,13 @@ def app() -> None:
 
 app.add_command(compare)
 app.add_command(doctor)
+app.add_command(export)
 app.add_command(lint)
+app.add_command(retune)
 app.add_command(run)
 app.add_command(search)
 app.add_command(show)
+app.add_command(verify)
 
 
 def main() -> None:
@@ -52,16 +59,16 @@ def _run() -> int:
     except click.exceptions.Exit as leaving:
         return leaving.exit_code
     except click.ClickException as error:
-        error.show()
+        _show(error)
         return 2
     except Interrupted as error:
-        print(f"nccltune: {error}", file=sys.stderr)
+        say(f"nccltune: {error}")
         return error.exit_code
     except NccltuneError as error:
         _complain(str(error))
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        print("nccltune: interrupted", file=sys.stderr)
+        say("nccltune: interrupted")
         return 130
     except BrokenPipeError:
         let_go_of_stdout()
@@ -71,6 +78,13 @@ def _run() -> int:
         kept = "; finished trials are kept" if sys.argv[1:2] == ["search"] else ""
         _complain(f"cannot go on: {where}{error.strerror or error}{kept}")
         return 1
+
+
+def _show(error: click.ClickException) -> None:
+    """As click does it, but harmless to a terminal: it quotes what was given."""
+    text = io.StringIO()
+    error.show(text)
+    say(text.getvalue().rstrip("\n"))
 
 
 def _complain(text: str) -> None:

@@ -43,7 +43,7 @@ def _of_the_machine(options: SearchOptions) -> Report:
         os.environ,
         find_python(options.python),
         options.nproc_per_node,
-        use_gpus=options.device != "cpu",
+        device=options.device,
         allow_busy=options.allow_busy,
     )
     return Report(found)

@@ -22,6 +22,7 @@ from nccltune.nccl.lint import lint_files
 from nccltune.nccl.site import SiteVariable, site_variables
 from nccltune.nccl.versions import known_version, torch_release
 from nccltune.output.machine_view import Checked, Told
+from nccltune.study.survey import no_gpu
 
 _WATCHED_SECONDS = 0.6  # the least time that tells who uses the cores is 0.5 s
 
@@ -38,13 +39,13 @@ class Look:
 
 
 def look_alone(
-    environ: Mapping[str, str], python: str, ranks: int | None, *, use_gpus: bool, allow_busy: bool
+    environ: Mapping[str, str], python: str, ranks: int | None, *, device: str, allow_busy: bool
 ) -> Look:
     """In about a second; starts nothing but the job's Python, for its versions.
 
     Raises: UsageError when more ranks are asked for than there are GPUs.
     """
-    began = time.monotonic()
+    began, use_gpus = time.monotonic(), device != "cpu"
     machine, gpus = this_machine(environ, use_gpus=use_gpus)
     before = read(gpus)
     topology = read_topology(environ, use_gpus=use_gpus)
@@ -57,8 +58,10 @@ def look_alone(
     machine = replace(machine, torch=found.torch, nccl=_plain(found.nccl))
     site = site_variables(environ)
     seen = look(environ, topology, machine, site, gpus, used, found=found, disturbing=disturbing)
-    torchless = None if found.torch else shown(python, 200)
-    return replace(seen, checked=replace(seen.checked, torchless=torchless))
+    trouble = f", which {shown(found.trouble, 300)}" if found.trouble else ""
+    torchless = None if found.torch else f"{shown(python, 200)}{trouble}"
+    gpuless = no_gpu(environ) if device == "cuda" and not gpus else None
+    return replace(seen, checked=replace(seen.checked, torchless=torchless, gpuless=gpuless))
 
 
 def look(
@@ -78,7 +81,8 @@ def look(
     version = known_version((probe or {}).get("version") or found.nccl) or NEWEST
     facts = _facts(topology, gpus) if gpus else None
     around = Circumstances(version, torch_release(found.torch), facts, site)
-    told = lint_files(environment_files(environ)[0], around)  # `nccltune lint` tells of the rest
+    files, unread = environment_files(environ)
+    told = lint_files(files, around)
     occupied = {p.gpu for p in processes(gpus)} - {p.gpu for p in processes(used)}
     checked = Checked(
         machine=topology,
@@ -87,13 +91,17 @@ def look(
         probe=probe,
         taints=disturbing,
         busy=tuple(_named(process) for process in busy),
-        lint=tuple(
-            Told(f.severity, f"{f.name}: {f.message}" if f.name else f.message) for f in told
-        ),
+        lint=tuple(map(_told, told)),
+        unread=unread,
         cuda=machine.cuda,
         nccl=machine.nccl,
     )
     return Look(topology, machine, site, told, checked)
+
+
+def _told(found: Finding) -> Told:
+    file = None if found.line is None else shown(found.file, 4096)
+    return Told(found.severity, shown(found.name), found.message, file, found.line)
 
 
 def _facts(topology: Topology, gpus: Sequence[Gpu]) -> MachineFacts:
@@ -117,7 +125,7 @@ def _best(topology: Topology, ranks: int, busy: Collection[int]) -> dict[int, tu
 
 
 def _named(process: GpuProcess) -> str:
-    name = f" ({process.name})" if process.name else ""
+    name = f" ({shown(process.name)})" if process.name else ""
     return f"GPU {process.gpu}: process {process.pid}{name}"
 
 

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from nccltune.cli.speaking import say
+from nccltune.cli.tables import harmless
 from nccltune.launch.protocol import Failure
 from nccltune.output import verdicts, words
 from nccltune.space import ResolvedSpace, changes
@@ -38,7 +39,7 @@ _PHASES = {
 def open_reporter(
     store: Store, space: ResolvedSpace, budget: Budget, limit: int
 ) -> Iterator[PlainReporter | BarReporter]:
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = harmless(Console(stderr=True, highlight=False, soft_wrap=True))
     if not console.is_terminal:
         yield PlainReporter(store, space, budget, limit)
         return

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
+
+from nccltune.cli.separator import TakesCommand, check_dashes, nothing_follows
+
+if TYPE_CHECKING:
+    from nccltune.study.options import SearchOptions
 
 
 def finite(_context: click.Context, parameter: click.Parameter, value: float) -> float:
@@ -66,11 +72,15 @@ def _refuse_mixture(context: click.Context) -> None:
     for name in _OF_OUR_JOB if script else _OF_SCRIPTS:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             option = f"--{name.replace('_', '-')}"
-            why = "the script says that itself" if script else "it is for a script, given after --"
-            raise click.UsageError(f"{option}: {why}")
+            why = (
+                f"{option} is for nccltune's own job; the script has its own"
+                if script
+                else f"{option}: it is for a script, given after --"
+            )
+            raise click.UsageError(why)
 
 
-@click.command()
+@click.command(cls=TakesCommand)
 @click.option(
     "--model",
     metavar="NAME|PKG.MODULE:FACTORY",
@@ -107,9 +117,11 @@ def _refuse_mixture(context: click.Context) -> None:
 )
 @click.option(
     "--emulate-hosts",
-    type=click.IntRange(2),
+    type=click.IntRange(1),
+    callback=lambda _context, _option, hosts: None if hosts == 1 else hosts,
     metavar="N",
-    help="For testing: the ranks talk over sockets as if they sat on N hosts. Needs NCCL.",
+    help="For testing: the ranks talk over sockets as if they sat on N hosts (1: as they do "
+    "here). Needs NCCL.",
 )
 @click.option(
     "--launcher",
@@ -262,18 +274,68 @@ def search(context: click.Context, /, **given: Any) -> int:
     like in ARGS stand for what is tried. Interrupted at any point, the same command goes on where
     it stopped.
     """
-    _refuse_mixture(context)
     from nccltune.cli.searching import run_search
+    from nccltune.errors import UsageError
+
+    check_dashes(context)
+    if nothing_follows(context):
+        raise UsageError("nothing after --; give the training script")
+    dry_run, as_json = given.pop("dry_run"), given.pop("as_json")
+    options = _options(context, given, ("nccltune", *sys.argv[1:]))
+    return run_search(options, dry_run=dry_run, as_json=as_json)
+
+
+def options_again(command: str) -> SearchOptions:
+    """What a command that a study has recorded asked for. Raises UsageError."""
+    from nccltune.errors import UsageError
+
+    try:
+        words = shlex.split(command)
+        if words[1:2] != ["search"]:
+            raise UsageError(f"not a search: {command[:200]!r}")
+        with search.make_context("search", words[2:]) as context:
+            given = {n: v for n, v in context.params.items() if n not in ("dry_run", "as_json")}
+            return _options(context, given, tuple(words))
+    except (ValueError, click.ClickException, click.exceptions.Exit) as error:
+        told = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        raise UsageError(
+            f"the recorded command cannot be read again ({told}): {command[:200]!r}"
+        ) from None
+
+
+def command_with(
+    command: Sequence[str], changed: Mapping[str, Any], only: Sequence[str]
+) -> tuple[str, ...]:
+    """A recorded command with other values of options that may stand once, and another --only."""
+    words = list(command)
+    end = words.index("--") if "--" in words else len(words)
+    own, rest = words[:end], words[end:]
+    kept = []
+    following = iter(own)
+    for word in following:
+        if word == "--only":
+            next(following, None)
+        elif not word.startswith("--only="):
+            kept.append(word)
+    for name, value in changed.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is True:
+            kept.append(option)
+        elif value is not None and value is not False:
+            kept += [option, str(value)]
+    kept += [word for name in only for word in ("--only", name)]
+    return (*kept, *rest)
+
+
+def _options(
+    context: click.Context, given: Mapping[str, Any], command: tuple[str, ...]
+) -> SearchOptions:
+    _refuse_mixture(context)
     from nccltune.study.options import SearchOptions, parse_duration, parse_fix
 
-    dry_run, as_json = given.pop("dry_run"), given.pop("as_json")
-    budget = given.pop("time_budget")
-    options = SearchOptions(
-        **{
-            **given,
-            "fix": parse_fix(given["fix"]),
-            "time_budget": None if budget is None else parse_duration(budget),
-            "command": ("nccltune", *sys.argv[1:]),
-        }
-    )
-    return run_search(options, dry_run=dry_run, as_json=as_json)
+    budget = given["time_budget"]
+    parsed = {
+        "fix": parse_fix(given["fix"]),
+        "time_budget": None if budget is None else parse_duration(budget),
+    }
+    return SearchOptions(**{**given, **parsed, "command": command})

@@ -6,9 +6,9 @@ import json
 import os
 from pathlib import Path
 
-from nccltune.cli import tables
+from nccltune.cli import documents, tables
 from nccltune.cli.cache import cache_folder
-from nccltune.cli.speaking import say
+from nccltune.cli.speaking import say, tell
 from nccltune.cli.starting import (
     end_old,
     launch_settings,
@@ -22,6 +22,7 @@ from nccltune.launch.plan import LaunchPlan, LaunchSettings
 from nccltune.launch.script import ScriptLauncher
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.torchrun import TorchrunLauncher
+from nccltune.nccl.findings import printable
 from nccltune.study.definition import default_name, refuse_changes
 from nccltune.study.folder import (
     StudyPaths,
@@ -31,10 +32,11 @@ from nccltune.study.folder import (
     read_definition,
     set_aside,
 )
+from nccltune.study.generations import refuse_retuned
 from nccltune.study.options import SearchOptions
 from nccltune.study.probing import cached_probe, fixed_env
 from nccltune.study.script_survey import refuse_no_place, with_facts, with_scripts_python
-from nccltune.study.store import Store
+from nccltune.study.store import Store, has_results
 from nccltune.study.survey import Survey, refuse_empty, resolve_space
 
 
@@ -70,11 +72,18 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
         from nccltune.cli.studying import carry_out
 
         with locked(paths):
+            refuse_retuned(paths)
             private = {str(start.worker_path.absolute()): "worker"}
             plain = plain_launcher(start.launcher, start.stop)
-            return carry_out(
-                found, paths, start.launcher, plain, cache, start.stop, private, as_json=as_json
+            summary, ending = carry_out(
+                found, paths, start.launcher, plain, cache, start.stop, private
             )
+    if as_json:
+        document = {**documents.as_json(summary), "ended": ending}
+        print(json.dumps(document, indent=2))
+    else:
+        tables.print_summary(summary)
+    return 0
 
 
 def _import_the_rest() -> None:
@@ -113,7 +122,7 @@ def _dry_run(
     """Says what would be done; starts no ranks and writes nothing."""
     gloo = found.task.workload.backend != "nccl"
     stored = read_definition(paths) if paths.definition.exists() else None
-    if stored and not found.options.new:
+    if stored and has_results(paths) and not found.options.new:
         from nccltune.cli.studying import definition_of
 
         probe = stored["probe"]
@@ -124,6 +133,7 @@ def _dry_run(
         # What a script has is seen in its own first launch.
         probe, store = None if found.task.script else cached_probe(found, cache), None
     space = resolve_space(found, None if gloo and not found.task.script else probe)
+    refuse_empty(space)
     environ = emulating(os.environ, found.options.emulate_hosts)
     settings = launch_settings(found, worker_path if found.task.script else paths.worker, environ)
     plan = _plan(found, settings, paths)
@@ -142,15 +152,13 @@ def _dry_run(
         }
         print(json.dumps(document, indent=2))
         return 0
-    print(tables.space_text(space))
+    tell(tables.space_text(space))
     if not space.probed:
-        print("\nnot probed: no launch on an equal machine has asked NCCL yet, so what depends on")
-        print("transport or network is not settled")
-    print(
-        "\neach launch as a torchrun command, with what a trial sets added (ranks that start warm"
-    )
-    print("are forked with the same variables):")
+        tell("\nnot probed: no launch on an equal machine has asked NCCL yet, so what depends on")
+        tell("transport or network is not settled")
+    tell("\neach launch as a torchrun command, with what a trial sets added (ranks that start warm")
+    tell("are forked with the same variables):")
     for line in plan.lines():
-        print(f"  {line}")
-    print(f"\nstudy {paths.folder}: {len(done)} of {trials} trials done; {forecast}")
+        tell(f"  {printable(line)}")
+    tell(f"\nstudy {paths.folder}: {len(done)} of {trials} trials done; {forecast}")
     return 0

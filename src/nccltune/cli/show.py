@@ -18,8 +18,13 @@ import click
     show_default=True,
     metavar="DIR",
 )
+@click.option(
+    "--history", is_flag=True, help="Its generations and checks, and what changed between them."
+)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def show(study: str | None, trial: int | None, studies_dir: Path, as_json: bool) -> None:
+def show(
+    study: str | None, trial: int | None, studies_dir: Path, history: bool, as_json: bool
+) -> None:
     """Show a study (its name below --studies-dir, or its folder); without one, list all."""
     from nccltune.cli import documents, tables
     from nccltune.errors import UsageError
@@ -28,8 +33,9 @@ def show(study: str | None, trial: int | None, studies_dir: Path, as_json: bool)
     from nccltune.study.summary import Summary
 
     if study is None:
-        if trial is not None:
-            raise UsageError("--trial needs the name of a study")
+        if trial is not None or history:
+            option = "--history" if history else "--trial"
+            raise UsageError(f"{option} needs the name of a study")
         summaries, unreadable = read_all(studies_dir)
         for reason in unreadable:
             click.echo(f"nccltune: {reason}", err=True)
@@ -37,6 +43,17 @@ def show(study: str | None, trial: int | None, studies_dir: Path, as_json: bool)
             click.echo(json.dumps([documents.as_json(s) for s in summaries], indent=2))
         else:
             tables.print_studies(summaries, studies_dir)
+        return
+    if history:
+        from nccltune.cli.history import print_history
+        from nccltune.study.history import history_of
+
+        paths = find_study(study, studies_dir)
+        entries = history_of(paths)
+        if as_json:
+            click.echo(json.dumps([entry.to_dict() for entry in entries], indent=2))
+        else:
+            print_history(paths.name, entries)
         return
     summary = Summary.read(find_study(study, studies_dir))
     summary.check()

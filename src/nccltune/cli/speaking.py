@@ -1,4 +1,4 @@
-"""Words on stderr."""
+"""Words on stdout and stderr. Every text that may hold what others wrote passes here."""
 
 from __future__ import annotations
 
@@ -7,13 +7,22 @@ import os
 import sys
 from collections.abc import Iterator
 
+from nccltune.nccl.findings import printable
+
 
 def say(text: str) -> None:
     """A line for the person who watches. When nobody can read it the work goes on all the same."""
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text, lines=True), file=sys.stderr, flush=True)
     except (OSError, ValueError):
         return
+
+
+def tell(text: str, *, flush: bool = False) -> None:
+    """A result, on stdout: without what a terminal would act on, and what its encoding lacks."""
+    encoding = sys.stdout.encoding or "utf-8"
+    clean = printable(text, lines=True).encode(encoding, "backslashreplace").decode(encoding)
+    print(clean, flush=flush)
 
 
 @contextlib.contextmanager

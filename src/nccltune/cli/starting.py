@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from nccltune.cli.cache import cache_folder
 from nccltune.cli.speaking import say
-from nccltune.errors import StudyError
+from nccltune.errors import Interrupted, StudyError
 from nccltune.launch.ask import JobPython
 from nccltune.launch.emulation import emulating
 from nccltune.launch.environment import without_unpinned
 from nccltune.launch.host import HostFailed, WarmHost
 from nccltune.launch.leftovers import end_leftovers, temporary_folder
+from nccltune.launch.libraries import check_python
 from nccltune.launch.plan import LaunchSettings
 from nccltune.launch.protocol import Launcher
 from nccltune.launch.script import ScriptLauncher, ScriptRun, read_script
@@ -24,6 +26,7 @@ from nccltune.launch.torchrun import TorchrunLauncher
 from nccltune.launch.warm import WarmLauncher, early_variables
 from nccltune.launch.worker_files import place_worker
 from nccltune.machine.gpus import visible_gpus
+from nccltune.nccl.findings import printable
 from nccltune.nccl.site import site_variables
 from nccltune.study.options import SearchOptions
 from nccltune.study.script_survey import check_script, survey_script
@@ -46,7 +49,7 @@ class Start:
 
 def end_old() -> None:
     """End what killed runs have left, and say so."""
-    if leftovers := end_leftovers():
+    if leftovers := end_leftovers(cache_folder()):
         say(f"ended {leftovers} processes that an earlier, killed run had left")
 
 
@@ -57,6 +60,7 @@ def started(
     *,
     dry_run: bool = False,
     meanwhile: Callable[[], object] = lambda: None,
+    stop: StopFlag | None = None,
 ) -> Iterator[Start]:
     """The job and the machine looked at; signals are noted from here on. At the end nothing that
     was started is left. `meanwhile` is called while the host comes up. A dry run starts no host and
@@ -65,7 +69,7 @@ def started(
     Raises: NccltuneError for whatever cannot work.
     """
     own = without_unpinned(os.environ, options.unpin)
-    stop, environ = StopFlag(), emulating(own, options.emulate_hosts)
+    stop, environ = stop or StopFlag(), emulating(own, options.emulate_hosts)
     python = find_python(options.python)
     if options.script:
         check_script(options, environ)
@@ -73,22 +77,34 @@ def started(
         data_source(options.data)
     with stop.installed(), temporary_folder() as folder, contextlib.ExitStack() as stack:
         worker_path = place_worker(folder)
-        host = None
-        if _may_be_warm(options, environ) and not dry_run:
-            say(f"asking {python} for its torch, its GPUs and the job (seconds)")
-            host = _start_host(options, python, worker_path, environ)
-            stack.callback(host.end)
-        meanwhile()
-        images = cache / "images"
-        makes = options.data == "images" and not options.script and not dry_run
-        if makes and not image_folder(images).exists():
-            say(f"making the image files once, in {images} (half a minute on two cores)")
-        job = JobPython(python, worker_path, environ, host)
-        found, host = _surveyed(options, job, images, stop, make=not dry_run)
+        with nothing_begun("at the start"):
+            if options.python is not None:
+                check_python(python, environ, stop)
+            host = None
+            if _may_be_warm(options, environ) and not dry_run:
+                say(f"asking {python} for its torch, its GPUs and the job (seconds)")
+                host = _start_host(options, python, worker_path, environ)
+                stack.callback(host.end)
+            meanwhile()
+            images = cache / "images"
+            makes = options.data == "images" and not options.script and not dry_run
+            if makes and not image_folder(images).exists():
+                say(f"making the image files once, in {images} (half a minute on two cores)")
+            job = JobPython(python, worker_path, environ, host)
+            found, host = _surveyed(options, job, images, stop, make=not dry_run)
         settings = launch_settings(found, worker_path, environ)
         launcher = _launcher(found, settings, stop, host)
         stack.callback(launcher.close)
         yield Start(found, launcher, worker_path, stop)
+
+
+@contextlib.contextmanager
+def nothing_begun(when: str) -> Iterator[None]:
+    """Whoever interrupts this is told that there is nothing to go on with."""
+    try:
+        yield
+    except Interrupted:
+        raise Interrupted(f"interrupted {when}; nothing was begun") from None
 
 
 def _may_be_warm(options: SearchOptions, environ: Mapping[str, str]) -> bool:
@@ -188,27 +204,31 @@ def tell_setting(found: Survey) -> None:
         return
     shape = "" if ":" in workload.data else f", {workload.image_size} pixels"
     say(
-        f"job: {workload.model}, batch {task.batch_size} a rank{shape}, data {workload.data}, "
-        f"{workload.precision}, {task.num_workers} loader workers a rank"
+        f"job: {printable(workload.model)}, batch {task.batch_size} a rank{shape}, "
+        f"data {printable(workload.data)}, {workload.precision}, "
+        f"{task.num_workers} loader workers a rank"
     )
     _tell_machine(found)
 
 
 def _tell_script(script: ScriptTask, found: Survey) -> None:
-    words = shlex.join(script.command.words)
+    words = printable(shlex.join(script.command.words))
     say(
         f"job: {words}, on {found.task.nproc_per_node} ranks; each trial is a run of it that is "
         "ended when it was measured"
     )
     if script.placed:
         texts = found.task.placed_texts({})
-        own = " ".join(f"{{{name}}}={text}" for name, text in texts.items())
+        own = " ".join(f"{{{name}}}={printable(text)}" for name, text in texts.items())
         say(f"in the baseline {own} (--batch-size, --num-workers and --fix say what yours are)")
     if not script.allow_saves:
         say(
             "its checkpoints go below the folder of each trial in the study (--allow-saves: where "
             "the script puts them); experiment trackers are offline"
         )
+    if not script.scratch:
+        what = "files" if script.allow_saves else "other files"
+        say(f"{what} that it writes are really written (--workdir scratch: in a copy)")
     _tell_machine(found)
 
 
@@ -218,5 +238,5 @@ def _tell_machine(found: Survey) -> None:
         say(f"measured without {' '.join(found.options.unpin)}, which the site sets (--unpin)")
     pinned = [v for v in found.site.values() if v.name != "LD_LIBRARY_PATH"]
     if pinned and found.task.workload.backend == "nccl":
-        listed = " ".join(f"{v.name}={v.value}" for v in pinned)
+        listed = " ".join(printable(f"{v.name}={v.value}") for v in pinned)
         say(f"set by the site and left alone in every launch: {listed}")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nccltune.cli import documents, tables
+from nccltune.cli import tables
+from nccltune.cli.first_launch import first_launch, suited
 from nccltune.cli.reporters import PlainReporter, open_reporter
 from nccltune.cli.speaking import say
 from nccltune.errors import Interrupted, StudyError, UsageError
@@ -20,7 +20,6 @@ from nccltune.launch.stopping import StopFlag
 from nccltune.launch.worker_files import place_worker
 from nccltune.machine.health import read
 from nccltune.output.diagnosis import paragraph
-from nccltune.output.script import script_lines
 from nccltune.output.verdicts import percent, repeated
 from nccltune.space import ResolvedSpace
 from nccltune.stats.noise import noise_threshold
@@ -30,15 +29,22 @@ from nccltune.study.confirming import confirm_results
 from nccltune.study.definition import Definition, command_line, refuse_changes
 from nccltune.study.diagnosing import diagnose, diagnosis_in, record
 from nccltune.study.effects import Silences
-from nccltune.study.folder import StudyPaths, has_records, read_definition
+from nccltune.study.fingerprinting import fingerprint_of
+from nccltune.study.folder import StudyPaths, forget, has_records, read_definition
 from nccltune.study.measuring import Measurer
-from nccltune.study.planner import Memory, Planner, stage_parameters
-from nccltune.study.probing import probe_machine, probe_script
+from nccltune.study.planner import (
+    FEWEST_FOR_BATCH,
+    Earlier,
+    Memory,
+    Planner,
+    leaves_out_larger,
+    stage_parameters,
+)
 from nccltune.study.proposals import Proposer
 from nccltune.study.results import write_results
-from nccltune.study.script_survey import LookFailed, plain_because, refuse_no_place, with_facts
+from nccltune.study.script_survey import refuse_no_place, with_facts
 from nccltune.study.search import Ending, Search
-from nccltune.study.store import Store
+from nccltune.study.store import Store, has_results
 from nccltune.study.summary import Summary
 from nccltune.study.survey import Survey, nccl_version, refuse_busy, refuse_empty, resolve_space
 from nccltune.worker.spec import Settings
@@ -54,19 +60,24 @@ def carry_out(
     cache: Path,
     stop: StopFlag,
     private: Mapping[str, str],
-    *,
-    as_json: bool,
-) -> int:
-    """Returns the exit code. `plain` starts ranks by plain torchrun commands, `private`: see
-    `Measurer`. Raises NccltuneError.
+    earlier: Callable[[ResolvedSpace], Sequence[Earlier]] = lambda _space: (),
+    again: str | None = None,
+) -> tuple[Summary, Ending]:
+    """The study at its end, and what ended it. `plain` starts ranks by plain torchrun commands,
+    `private`: see `Measurer`; `earlier` says what to try first, `again` which command goes on
+    after an interruption. Raises NccltuneError.
     """
     stored = read_definition(paths) if paths.definition.exists() else None
+    if stored is not None and not has_results(paths):
+        forget(paths)  # nothing was found out: what is asked for now need not be the same
+        stored = None
     if stored is None and has_records(paths):
         raise UsageError(
             f"{paths.folder}: has records but no study.yaml that says of what; restore it, or give "
             "--new (the old folder is kept)"
         )
     if not found.options.allow_busy:  # after our own leftovers are gone
+        stop.check_now()
         refuse_busy(found.gpus)
     if stored is not None:
         found = with_facts(found, stored["probe"])
@@ -75,28 +86,26 @@ def carry_out(
         place_worker(paths.worker)
     else:
         place_worker(paths.worker)
-        probe = _probe(found, launcher, plain, paths, cache)
+        probe = first_launch(found, launcher, plain, paths.logs / "probe", cache)
         found = with_facts(found, probe)
         space = resolve_space(found, probe)
         refuse_no_place(found, space)
         refuse_empty(space)
         say(tables.space_text(space))
-        stored = definition_of(found, space, probe).write(paths).to_dict()
+        if leaves_out_larger(space, found.task.batch_size, found.options.trials or 40):
+            say(f"larger batches are tried in searches of {FEWEST_FOR_BATCH} trials or more")
+        begun = replace(
+            definition_of(found, space, probe), fingerprint=fingerprint_of(found, probe)
+        )
+        stored = begun.write(paths).to_dict()
     store = Store(paths)
-    if found.task.script is not None and (why := plain_because(stored["probe"])):
-        if launcher is not plain:
-            say(f"every launch is a plain torchrun command, which costs more time: {why}")
-        launcher.close()
-        launcher = plain
-    ending = _measure(found, store, launcher, plain, space, stored["probe"], stop, private)
+    launcher = suited(found, launcher, plain, stored["probe"])
+    first = earlier(space)
+    ending = _measure(found, store, launcher, plain, space, stored["probe"], stop, private, first)
     summary = Summary.of(store, stored)
     write_results(summary)
-    _tell_ending(ending, found, paths, len(store.trials))
-    if as_json:
-        print(json.dumps({**documents.as_json(summary), "ended": ending}, indent=2))
-    else:
-        tables.print_summary(summary)
-    return 0
+    command = again or command_line(found.options.command)
+    return summary, _told_ending(ending, found, paths, len(store.trials), command)
 
 
 def definition_of(found: Survey, space: ResolvedSpace, probe: dict[str, Any] | None) -> Definition:
@@ -123,6 +132,7 @@ def _measure(
     probe: dict[str, Any] | None,
     stop: StopFlag,
     private: Mapping[str, str],
+    earlier: Sequence[Earlier],
 ) -> Ending | None:
     """Run the search; returns how it ended, None when the user stopped it."""
     trials, done = found.options.trials or 40, len(store.trials)
@@ -135,7 +145,7 @@ def _measure(
     )
     memory = Memory(min(found.machine.gpu_memory_bytes, default=None), store.peak_memory)
     silences = Silences(store.measurements, space)
-    planner = Planner(space, proposer, found.task.batch_size, memory, silences)
+    planner = Planner(space, proposer, found.task.batch_size, memory, silences, earlier)
     limit = found.options.confirm_launches
     measurer = Measurer(
         store=store,
@@ -221,56 +231,14 @@ def settings_for(measure_seconds: float) -> Settings:
     return replace(usual, windows=windows, max_measure_seconds=longest)
 
 
-def _probe(
-    found: Survey, launcher: Launcher, plain: Launcher, paths: StudyPaths, cache: Path
-) -> dict[str, Any] | None:
-    if found.task.script is not None:
-        return _probe_script(found, launcher, plain, paths)
-    if found.task.workload.backend != "nccl":
-        return None
-    say("probe launch: asking NCCL what the ranks talk over")
-    probe = probe_machine(found, launcher, paths.logs / "probe", cache)
-    _tell_nccl(probe)
-    return probe
-
-
-def _tell_nccl(probe: Mapping[str, Any]) -> None:
-    if not probe.get("version"):
-        say("NCCL wrote no log: the script does not seem to use it")
-        return
-    network = f", network {probe['network']}" if probe["network"] else ", no network between ranks"
-    plugins = "".join(f", {kind} plugin {name}" for kind, name in probe.get("plugins", {}).items())
-    transport = "+".join(probe["transport"]) or "none"
-    say(f"NCCL {probe['version']}: transport {transport}{network}{plugins}")
-
-
-def _probe_script(
-    found: Survey, launcher: Launcher, plain: Launcher, paths: StudyPaths
-) -> dict[str, Any]:
-    assert found.task.script is not None
-    name, log_dir = found.task.script.command.name, paths.logs / "probe"
-    say(f"first launch: {name} as it is, for some steps")
-    try:
-        probe = probe_script(found, launcher, log_dir)
-    except LookFailed as error:
-        if launcher is plain or error.kind != "crashed" or found.options.launcher == "warm":
-            raise
-        # It may not bear that torch is there before it begins.
-        probe = probe_script(found, plain, log_dir)
-        probe["script"]["plain_because"] = "it fails where torch is imported before it begins"
-    for line in script_lines(name, probe["script"]):
-        say(line)
-    if found.task.workload.backend == "nccl":
-        _tell_nccl(probe)
-    return probe
-
-
-def _tell_ending(ending: Ending | None, found: Survey, paths: StudyPaths, done: int) -> None:
+def _told_ending(
+    ending: Ending | None, found: Survey, paths: StudyPaths, done: int, command: str
+) -> Ending:
     """Raises Interrupted, with the command that goes on, when the user stopped the search."""
     if ending is None:
         raise Interrupted(
             f"stopped after {done} of {found.options.trials} trials, all saved in {paths.folder}\n"
-            f"go on with: {command_line(found.options.command)}"
+            f"go on with: {command}"
         )
     count = f"{done} trial{'' if done == 1 else 's'}"
     reasons: dict[Ending, str] = {
@@ -281,3 +249,4 @@ def _tell_ending(ending: Ending | None, found: Survey, paths: StudyPaths, done: 
         "something is left at your batch size (larger ones get a quarter of 8 or more trials)",
     }
     say(reasons[ending])
+    return ending

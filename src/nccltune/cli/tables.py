@@ -6,17 +6,21 @@ import io
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from nccltune.cli.result_lines import summary_lines
+from nccltune.nccl.findings import printable
 from nccltune.output import words
 from nccltune.space import ResolvedSpace
 from nccltune.study.budget import trial_seconds
+from nccltune.study.outcomes import tried_nothing
 from nccltune.study.records import Trial
 from nccltune.study.summary import Summary
 
@@ -32,7 +36,30 @@ _PLAIN_WIDTH = 120  # where no terminal says otherwise
 
 def console_on(file: TextIO) -> Console:
     width = shutil.get_terminal_size().columns if file.isatty() else _PLAIN_WIDTH
-    return Console(file=file, width=width, highlight=False)
+    return harmless(Console(file=file, width=width, highlight=False))
+
+
+def harmless(console: Console) -> Console:
+    """The console, which from now on prints nothing that a terminal would act on but its own."""
+    console.push_render_hook(_Harmless())
+    return console
+
+
+class _Harmless(RenderHook):
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Printable(each) for each in renderables]
+
+
+@dataclass(frozen=True)
+class _Printable:
+    """A thing to print whose texts are made harmless when they are laid out."""
+
+    inner: ConsoleRenderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self.inner, options):
+            text = segment.text if segment.control else printable(segment.text, lines=True)
+            yield Segment(text, segment.style, segment.control)
 
 
 def table_of(*columns: tuple[str, str]) -> Table:
@@ -150,6 +177,10 @@ def print_studies(summaries: Sequence[Summary], studies_dir: Path) -> None:
 
 def _word(summary: Summary) -> str:
     own = summary.own
+    if not summary.trials:
+        return "no trial yet"
+    if tried_nothing(summary):
+        return "unfinished"
     if own is None or (own.verdict is None and own.trial is not None):
         return "not confirmed"
     return "keep the defaults" if own.verdict is None else _WORDS[own.verdict.word]

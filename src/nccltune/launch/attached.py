@@ -9,10 +9,10 @@ import hashlib
 import os
 import shlex
 import shutil
-import tempfile
 from pathlib import Path
 
 from nccltune.errors import StudyError
+from nccltune.launch.leftovers import keep, own_folder, temporary_folder
 from nccltune.launch.worker_files import place_worker, placed_files
 from nccltune.worker.attach import USERS_PYTHON_EXEC
 
@@ -98,7 +98,7 @@ def lasting_attached_python(folder: Path) -> Path:
     if not _is_whole(place):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _put_in_place(place, Path(tempfile.mkdtemp(prefix=".new-", dir=folder)))
+            _put_in_place(place, own_folder(folder, ".new-"))
         except OSError as error:
             raise StudyError(f"{folder}: cannot be written: {error.strerror}") from error
     return _usable(place / _NAME)
@@ -126,6 +126,7 @@ def _put_in_place(place: Path, new: Path) -> None:
     try:
         attached_python(new, None)
         new.chmod(0o755)
+        keep(new)
         for last in (False, False, True):
             try:
                 new.rename(place)
@@ -135,8 +136,8 @@ def _put_in_place(place: Path, new: Path) -> None:
                     return
                 if last:
                     raise
-            with tempfile.TemporaryDirectory(prefix=".old-", dir=place.parent) as old:
+            with temporary_folder(place.parent, ".old-") as old:
                 with contextlib.suppress(FileNotFoundError):
-                    place.rename(Path(old) / "attach")
+                    place.rename(old / "attach")
     finally:
         shutil.rmtree(new, ignore_errors=True)

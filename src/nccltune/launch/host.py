@@ -13,18 +13,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nccltune.errors import StudyError
 from nccltune.launch.connection import Connection, ProtocolError
+from nccltune.launch.diagnosis import read_end
 from nccltune.launch.environment import launch_environment
 from nccltune.launch.leftovers import TAG, end_tagged, new_tag, own_folder
 from nccltune.launch.plan import python_variables
 from nccltune.launch.stopping import StopFlag
-from nccltune.launch.supervised import Supervised
+from nccltune.launch.supervised import LARGEST_OUTPUT, Supervised, is_flooded
 from nccltune.nccl.site import SiteVariable
 
 _POLL_SECONDS = 0.02
 _START_SECONDS = 300.0  # importing torch from a cold network disk takes minutes
 _END_SECONDS = 15.0
+_LAST_BYTES = 1 << 16
 _TELLING = re.compile(r"error|fatal|cannot|no such|killed", re.IGNORECASE)
 
 
@@ -65,6 +66,7 @@ class WarmHost:
             launch_environment(base, site, added),
             self._log,
             remove=self._folder,
+            most=LARGEST_OUTPUT,
         )
 
     @property
@@ -84,7 +86,7 @@ class WarmHost:
     def advance(self) -> None:
         """Notice when the host has come up."""
         if not self.ready:
-            self._connection.accept(0.0)
+            self._accept(0.0)
 
     def await_ready(self, stop: StopFlag) -> None:
         """Raises HostFailed when the host ends or stays silent; Interrupted."""
@@ -92,10 +94,17 @@ class WarmHost:
             stop.check()
             if not self.alive or time.monotonic() > self.began + _START_SECONDS:
                 reason = "ended" if not self.alive else f"was not up after {_START_SECONDS:.0f} s"
+                if self._process.flooded:
+                    reason = f"printed more than {LARGEST_OUTPUT >> 20} MiB and did not come up"
                 told = self.last_words()
                 self.end()
                 raise HostFailed(f"the warm host {reason}: {told}")
-            self._connection.accept(_POLL_SECONDS)
+            self._accept(_POLL_SECONDS)
+
+    def _accept(self, seconds: float) -> None:
+        self._connection.accept(seconds)
+        if self.ready:
+            self._process.trust()
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Raises ProtocolError when the host is gone."""
@@ -109,10 +118,7 @@ class WarmHost:
         """The last of what it printed that tells something, on one line; known after its end."""
         if self._words is not None:
             return self._words
-        try:
-            lines = self._log.read_text(errors="replace").strip().splitlines()
-        except OSError:
-            lines = []
+        lines = read_end(self._log, _LAST_BYTES).strip().splitlines()
         telling = [line for line in lines if _TELLING.search(line)] or lines
         return " | ".join(line.strip() for line in telling[-3:])[-400:] or "it printed nothing"
 
@@ -207,17 +213,20 @@ class WarmProcesses:
         return self._ended is not None and not self._ended["left"]
 
 
-def ask_host(host: WarmHost, stop: StopFlag, seconds: float, request: Mapping[str, Any]) -> int:
+def ask_host(
+    host: WarmHost, stop: StopFlag, seconds: float, request: Mapping[str, Any]
+) -> int | None:
     """Let a process of the host answer a question into a file (`nccltune.worker.ask`). Returns that
-    process's exit code.
+    process's exit code; None, with the host ended, where it printed far too much or was not done
+    within `seconds`.
 
-    Raises: HostFailed; StudyError after `seconds`; Interrupted.
+    Raises: HostFailed; Interrupted.
     """
     host.await_ready(stop)
-    deadline = time.monotonic() + seconds
+    deadline, log = time.monotonic() + seconds, Path(request["log"])
     try:
         host.send({"type": "ask", **request})
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not is_flooded(log):
             stop.check()
             answer = host.receive(_POLL_SECONDS)
             if answer is not None and answer["type"] == "asked":
@@ -227,4 +236,4 @@ def ask_host(host: WarmHost, stop: StopFlag, seconds: float, request: Mapping[st
         host.end()
         raise HostFailed(f"the warm host is gone: {told}") from error
     host.end()
-    raise StudyError(f"the job's Python did not answer within {seconds:.0f} s")
+    return None

@@ -8,18 +8,21 @@ import itertools
 import os
 import shutil
 import signal
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from nccltune.errors import StudyError
+from nccltune.worker.owners import OWNER
+from nccltune.worker.owners import TAG as TAG
 from nccltune.worker.supervisor import TRACKER, TRACKER_SECONDS, command_of
 
-TAG = "NCCLTUNE_TAG"
 _SECONDS = 10.0
-_PREFIX, _OWNER_FILE = "nccltune-", "owner"
+_PREFIX = "nccltune-"
 _SHORT, _LONGEST = "/tmp", 50
+_LONGEST_TAG = 1000
 _launches = itertools.count()
 
 
@@ -95,25 +98,45 @@ def end_tagged(tag: str) -> int:
     return _end(lambda found: found == tag)
 
 
-def end_leftovers() -> int:
+def end_leftovers(cache: Path | None = None) -> int:
     """End what tuners have left that live no more, whatever their study was: it holds GPUs and
-    disturbs every measurement. Their temporary folders go too. Returns how many processes were met.
+    disturbs every measurement. Their temporary folders go too, those in `cache` among them. Returns
+    how many processes were met.
 
     Raises: StudyError naming those that cannot be ended.
     """
     met = _end(is_orphaned)
-    for folder in {tempfile.gettempdir(), _SHORT}:
-        for owner in Path(folder).glob(f"{_PREFIX}*/{_OWNER_FILE}"):
-            with contextlib.suppress(OSError):
-                if owner.stat().st_uid == os.getuid() and is_orphaned(owner.read_text()):
-                    shutil.rmtree(owner.parent, ignore_errors=True)
+    for folder in _temporary_folders(cache):
+        if _is_left(folder):
+            shutil.rmtree(folder, ignore_errors=True)
     return met
 
 
+def _temporary_folders(cache: Path | None) -> Iterator[Path]:
+    for place in {tempfile.gettempdir(), _SHORT}:
+        yield from Path(place).glob(f"{_PREFIX}*")
+    if cache is not None:
+        yield from cache.glob(".*-*")
+        yield from (cache / "images").glob(".*-*")
+
+
+def _is_left(folder: Path) -> bool:
+    """Whether it is a folder of this user's whose tuner lives no more. A link is none, nor what
+    others have put there.
+    """
+    owner = folder / OWNER
+    with contextlib.suppress(OSError, ValueError):
+        found = (folder.lstat(), owner.lstat())
+        if stat.S_ISDIR(found[0].st_mode) and stat.S_ISREG(found[1].st_mode):
+            ours = all(each.st_uid == os.getuid() for each in found)
+            return ours and found[1].st_size < _LONGEST_TAG and is_orphaned(owner.read_text())
+    return False
+
+
 @contextlib.contextmanager
-def temporary_folder() -> Iterator[Path]:
+def temporary_folder(parent: Path | None = None, prefix: str = _PREFIX) -> Iterator[Path]:
     """A folder of our own that is gone at the end; after a kill the next run removes it."""
-    folder = own_folder()
+    folder = own_folder(parent, prefix)
     try:
         yield folder
     finally:
@@ -127,7 +150,7 @@ def logs_folder() -> Iterator[Path]:
     try:
         yield folder
     except StudyError:
-        (folder / _OWNER_FILE).unlink(missing_ok=True)
+        keep(folder)
         kept = any(folder.iterdir())  # without a log it is of no use
         raise
     finally:
@@ -135,14 +158,21 @@ def logs_folder() -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def own_folder(*, short: bool = False) -> Path:
-    """A new temporary folder that says whose it is. `short`: sockets will be made in it, whose
-    paths have 107 characters at most.
+def own_folder(parent: Path | None = None, prefix: str = _PREFIX, *, short: bool = False) -> Path:
+    """A new temporary folder that says whose it is; in `parent`, which is the cache or the user's
+    own place for such folders. `short`: sockets will be made in it, whose paths have 107 characters
+    at most.
     """
-    long = len(tempfile.gettempdir()) > _LONGEST
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_SHORT if short and long else None))
-    (folder / _OWNER_FILE).write_text(new_tag())
+    if parent is None and short and len(tempfile.gettempdir()) > _LONGEST:
+        parent = Path(_SHORT)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    (folder / OWNER).write_text(new_tag())
     return folder
+
+
+def keep(folder: Path) -> None:
+    """A folder of our own is no temporary one any more."""
+    (folder / OWNER).unlink(missing_ok=True)
 
 
 def _end(wanted: Callable[[str], bool]) -> int:

@@ -13,6 +13,7 @@ FailureKind = Literal[
     "nccl_error",
     "wrong_result",
     "crashed",
+    "ended",
 ]
 
 

@@ -21,7 +21,10 @@ from nccltune.launch.stopping import StopFlag
 from nccltune.launch.torchrun import OWN_LOGS, TorchrunProcesses
 from nccltune.worker.attach import FORCED, PYTHON_EXEC, SAVES, TRIAL
 
-_PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_PLACEHOLDER = re.compile(
+    r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_]*)\}"
+)  # ${name} is a shell's, or hydra's
+_LIKE_PLACEHOLDER = re.compile(r"(?<!\$)\{(\s*[A-Za-z_][A-Za-z0-9_\- ]*)\}")
 _SWITCHED_OFF = ("disabled", "dryrun", "offline")
 
 
@@ -53,8 +56,10 @@ class ScriptCommand:
         return self.target if self.options is None else ("torchrun", *self.options, *self.target)
 
     def placeholders(self) -> list[str]:
-        """Names in braces, which may be parameters or mean something to the script."""
-        found = (m[1] for word in self.target for m in _PLACEHOLDER.finditer(word))
+        """Names in braces, which may be parameters, or misspelt ones, or mean something to the
+        script.
+        """
+        found = (m[1] for word in self.target for m in _LIKE_PLACEHOLDER.finditer(word))
         return list(dict.fromkeys(found))
 
     def filled(self, values: Mapping[str, str]) -> tuple[str, ...]:

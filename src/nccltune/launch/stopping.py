@@ -25,6 +25,10 @@ class StopFlag:
         if self.requested:
             raise Interrupted("interrupted")
 
+    def check_now(self) -> None:
+        """The same, before ranks are started for the first time."""
+        self.check()
+
     @contextlib.contextmanager
     def installed(self) -> Iterator[StopFlag]:
         # What is ignored stays so: under nohup a hang-up must not stop the search.

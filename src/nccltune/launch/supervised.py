@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from nccltune.worker import supervisor
 
+LARGEST_OUTPUT = 64 << 20
+"""Bytes that a helper process may print: far more than any does that works."""
+
+_LARGEST_ANSWER = 4 << 20
 _END_SECONDS = 10.0
+_LOOK_SECONDS = 0.05
 
 
 class Supervised:
     """The command and all its descendants. Output goes to `log`; `remove` is a folder that goes
-    with them, even when the tuner is killed.
+    with them, even when the tuner is killed. A command that prints more than `most` bytes is ended.
     """
 
     def __init__(
@@ -26,7 +34,10 @@ class Supervised:
         *,
         remove: Path | None = None,
         cwd: Path | None = None,
+        most: int | None = None,
     ) -> None:
+        self.flooded = False
+        self._trusted = threading.Event()
         options = [] if remove is None else ["--remove", str(remove)]
         with log.open("wb") as output:
             self._process = subprocess.Popen(
@@ -38,6 +49,19 @@ class Supervised:
                 cwd=cwd,
                 start_new_session=True,
             )
+        if most is not None:
+            threading.Thread(target=self._watch, args=(log, most), daemon=True).start()
+
+    def _watch(self, log: Path, most: int) -> None:
+        while not self._trusted.wait(_LOOK_SECONDS) and self.poll() is None:
+            if is_flooded(log, most):
+                self.flooded = True
+                self._ask_to_end()
+                return
+
+    def trust(self) -> None:
+        """It is what it should be: its output is not watched any more."""
+        self._trusted.set()
 
     def poll(self) -> int | None:
         """The command's exit code as a shell would give it, or None while it runs."""
@@ -52,12 +76,35 @@ class Supervised:
         return True
 
     def end(self) -> None:
-        """Close the supervisor's stdin: it kills every descendant and ends."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
+        """End the command with every descendant."""
+        self._ask_to_end()
         try:
             self._process.wait(timeout=_END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def _ask_to_end(self) -> None:
+        """Close the supervisor's stdin: it kills every descendant and ends."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+
+def is_flooded(log: Path, most: int = LARGEST_OUTPUT) -> bool:
+    """Whether more than `most` bytes were printed; a log that is not there is empty."""
+    try:
+        return log.stat().st_size > most
+    except OSError:
+        return False
+
+
+def read_answer(file: Path) -> dict[str, Any] | None:
+    """The mapping that a helper process wrote as JSON; None where there is none."""
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(_LARGEST_ANSWER + 1)
+        found = json.loads(text) if len(text) <= _LARGEST_ANSWER else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -14,8 +14,10 @@ from nccltune.errors import StudyError
 
 # What `import nccltune` offers to scripts, where the job's Python does not have it.
 _FOR_SCRIPTS = (
-    *("__init__.py", "errors.py", "applying.py", "output/__init__.py", "output/best.py"),
-    *("nccl/__init__.py", "nccl/integers.py", "nccl/site.py", "nccl/to_set.py"),
+    *("__init__.py", "errors.py", "applying.py", "safe_yaml.py"),
+    *("output/__init__.py", "output/best.py", "output/writers.py"),
+    *("nccl/__init__.py", "nccl/accepted.py", "nccl/findings.py", "nccl/integers.py"),
+    *("nccl/site.py", "nccl/to_set.py"),
 )
 
 

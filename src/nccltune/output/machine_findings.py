@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from nccltune.output import words
@@ -9,13 +10,14 @@ from nccltune.output.diagnosis import findings as step_findings
 from nccltune.output.findings import Finding, Severity, in_order
 from nccltune.output.link_findings import link_findings, named
 from nccltune.output.machine_facts import few, ranges
-from nccltune.output.machine_view import Checked, MachineView
+from nccltune.output.machine_view import Checked, MachineView, Told
 from nccltune.output.network_findings import network_findings
 from nccltune.output.pair_findings import pair_findings
 from nccltune.stats.step import Diagnosis
 
 _LEAST_SHM = 1 << 30
 _LEAST_FREE = 256 << 20
+_MOST_NAMES = 6
 
 
 def all_findings(
@@ -27,6 +29,7 @@ def all_findings(
     machine = checked.machine
     pairs = tuple(pair_findings(checked, diagnosis))
     told = [
+        *_missing(checked),
         *_disturbed(checked),
         *pairs,
         *link_findings(checked, compare=not pairs),
@@ -38,6 +41,13 @@ def all_findings(
         *_settings(checked),
     ]
     return in_order(told)
+
+
+def _missing(checked: Checked) -> Iterator[Finding]:
+    if checked.gpuless is not None:
+        fact = f"No GPU for --device cuda: {checked.gpuless}"
+        text = "see whether nvidia-smi shows one here, and what the container or the queue gives"
+        yield Finding("error", "GPUs", fact, text)
 
 
 # Who disturbs.
@@ -134,5 +144,29 @@ def _release(text: str | None) -> tuple[int, ...]:
 
 
 def _settings(checked: Checked) -> Iterator[Finding]:
+    """What is wrong line by line; what is only good to know is left to lint."""
+    for reason in checked.unread:
+        fact = f"Settings of NCCL are not known: {reason}"
+        text = "make it a file that jobs can read, or take it away"
+        yield Finding("warning", "site variables", fact, text)
+    notes = [told for told in checked.lint if told.severity == "note"]
     for told in checked.lint:
-        yield Finding(told.severity, "site variables", told.text, "nccltune lint")
+        if told.severity != "note":
+            yield Finding(told.severity, "site variables", _placed(told), _mend(told))
+    if len(notes) == 1:
+        yield Finding("note", "site variables", _placed(notes[0]), "nccltune lint")
+    elif notes:
+        names = list(dict.fromkeys(told.name for told in notes if told.name))
+        about = f" on {few(names, _MOST_NAMES, ', ')}" if names else ""
+        yield Finding("note", "site variables", f"{len(notes)} notes{about}", "nccltune lint")
+
+
+def _placed(told: Told) -> str:
+    place = "" if told.file is None else f"{told.file}, line {told.line}: "
+    return f"{place}{f'{told.name}: ' if told.name else ''}{told.text}"
+
+
+def _mend(told: Told) -> str:
+    if told.file is None:
+        return "change it where it is exported; nccltune lint says more"
+    return f"change that line; nccltune lint {shlex.quote(told.file)} says more"

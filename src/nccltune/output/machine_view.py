@@ -157,10 +157,13 @@ class MachineView(Protocol):
 
 @dataclass(frozen=True)
 class Told:
-    """What lint says of a setting."""
+    """What lint says of a setting. `file` is None for the environment."""
 
     severity: Severity
+    name: str
     text: str
+    file: str | None = None
+    line: int | None = None
 
 
 @dataclass(frozen=True)
@@ -169,8 +172,9 @@ class Checked:
 
     used: GPUs that ranks run on. best: for how many ranks which GPUs are best, the ranks of the job
     among them. probe: what NCCL's log said. taints: what disturbed the machine meanwhile. busy:
-    other processes that compute on these GPUs, for which no rank was started. cuda, nccl: of the
-    job's torch. torchless: the job's Python, if no torch was found in it.
+    other processes that compute on these GPUs, for which no rank was started. unread: why files of
+    NCCL's settings could not be read. cuda, nccl: of the job's torch. torchless: the job's Python,
+    if no torch was found in it, and why. gpuless: why there is no GPU where some were asked for.
     """
 
     machine: MachineView
@@ -180,6 +184,8 @@ class Checked:
     taints: tuple[str, ...] = ()
     busy: tuple[str, ...] = ()
     lint: tuple[Told, ...] = ()
+    unread: tuple[str, ...] = ()
     cuda: str | None = None
     nccl: str | None = None
     torchless: str | None = None
+    gpuless: str | None = None

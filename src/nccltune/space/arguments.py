@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+from nccltune.nccl import accepted
 from nccltune.space.scalars import Value, is_number, is_whole
 
 Target = Literal["env", "ddp", "loader", "batch"]
@@ -105,13 +106,16 @@ NCCL takes a name for the beginning of others too.
 
 def _launchers_own(name: str) -> bool:
     """Variables that say how ranks are started and what they read: never a setting."""
-    return name in LAUNCHERS_OWN or name.startswith(("LD_", "TORCHELASTIC_", "NCCLTUNE_"))
+    prefixes = ("LD_", "TORCHELASTIC_", "NCCLTUNE_", "NCCL_DEBUG")
+    return name in LAUNCHERS_OWN or name.startswith(prefixes)
 
 
 def target_problem(name: str, target: Target) -> str | None:
     """Why a parameter of that name cannot have that target, or None."""
     if target == "env" and _launchers_own(name):
         return f"{name} belongs to the launch and cannot be searched or held"
+    if target == "env" and name.isupper() and (text := accepted.name_problem(name)):
+        return f"{name} {text}; export it before nccltune starts, and it holds in every launch"
     if name in SET_BY_RULE:
         return f"{name} is set by rule and cannot be searched"
     if target == "ddp" and name in NOT_OURS:
@@ -129,5 +133,8 @@ def value_problem(name: str, target: Target, value: Value) -> str | None:
     if target == "env" and isinstance(value, bool):
         # str(True) is "True", which NCCL reads as 0.
         return "must be written as 1 or 0 (or in quotes), a variable has no true and false"
+    if target == "env" and value is not None:
+        if text := accepted.value_problem(name, str(value)):
+            return f"{text}; no result may hold that"
     kind = KINDS.get(name)
     return None if kind is None or kind.holds(value) else kind.rule

@@ -64,8 +64,23 @@ def resolve(
         probed=facts.probed,
         given=_given(parameters, fixed, rules, facts),
         fixed_targets=targets,
+        may_gain=not facts.probed and _may_gain(space, fragments, facts, selection),
     )
     return _with_presets(_with_baseline(resolved), here.space.presets)
+
+
+def _may_gain(
+    space: Space, fragments: Mapping[str, Fragment], facts: Facts, selection: Selection
+) -> bool:
+    """Whether a path that ranks may use here adds a parameter that the user wants searched."""
+    for name, fragment in fragments.items():
+        if fragment.when.unmet(facts) is None:
+            here = Extended(with_all(space, {name: fragment}), {}, {}, ())
+            found, _ = _acting_here(here, facts, selection)
+            left, _ = _able_to_act(found, selection.fix, facts)
+            if any(parameter.name not in space.parameters for parameter in left):
+                return True
+    return False
 
 
 def _acting_here(

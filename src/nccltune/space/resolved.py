@@ -49,6 +49,8 @@ class ResolvedSpace:
     """What holds here without being set by us and matters to a rule: the site's variables, the
     user's own num_workers, DDP's defaults. A name that is missing is not set."""
     fixed_targets: dict[str, Target] = field(default_factory=dict)
+    may_gain: bool = field(default=False, compare=False)
+    """Whether the probe launch may show a path between ranks that adds a parameter."""
 
     def to_dict(self) -> dict[str, Any]:
         """Mappings, lists and scalars alone, so that any YAML or JSON writer can keep it."""

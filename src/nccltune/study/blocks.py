@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nccltune.space import Value
+from nccltune.space import Value, key
 from nccltune.stats.verdict import FEWEST, Block
 from nccltune.study.records import Measurement, Stage
 
@@ -15,6 +15,9 @@ FILES = "files"
 """The comparison by plain torchrun commands, the candidate with best.env sourced and best.yaml
 loaded.
 """
+
+
+_AGAINST_BASELINE = ("winner", "reduced", "larger batch")
 
 
 class CandidateFailed(Exception):
@@ -99,6 +102,40 @@ def recorded(measurements: Sequence[Measurement]) -> Speeds:
         return sides[launch.side].value
 
     return speeds
+
+
+def against_baseline(
+    measurements: Sequence[Measurement], configuration: Mapping[str, Value], count: int
+) -> list[Block] | None:
+    """The first `count` blocks of this configuration against the user's own, the newest such
+    comparison; None where they are not all in the records.
+    """
+    name = key(configuration)
+    places = [
+        m.compared
+        for m in measurements
+        if m.compared is not None
+        and m.compared.comparison in _AGAINST_BASELINE
+        and m.compared.side == "candidate"
+        and key(m.configuration) == name
+    ]
+    if not places:
+        return None
+    speeds, place = recorded(measurements), places[-1]
+    blocks: list[Block] = []
+    for number in range(count):
+        launches = [
+            Launch(place.comparison, number, side, {}, "search", None, place.limit, place.of)
+            for side in ("baseline", "candidate")
+        ]
+        try:
+            found = speeds(launches)
+        except CandidateFailed:
+            found = None
+        if found is None:
+            return None
+        blocks.append((found[0], found[1]))
+    return blocks
 
 
 def _whole(sides: Mapping[str, Measurement]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -90,6 +90,8 @@ class Definition:
     created: str = ""
     unpinned: tuple[str, ...] = ()
     """Variables of the site that no launch has."""
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    """What results depend on; told by `verify`, no part of what a study is compared by."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -103,6 +105,7 @@ class Definition:
             "site": dict(self.site),
             **({"unpinned": sorted(self.unpinned)} if self.unpinned else {}),
             "probe": None if self.probe is None else dict(self.probe),
+            **({"fingerprint": dict(self.fingerprint)} if self.fingerprint else {}),
             "space": self.space.to_dict(),
         }
 
@@ -113,6 +116,10 @@ class Definition:
         text = yaml.safe_dump(complete.to_dict(), sort_keys=False, width=100)
         write_text(paths.definition, text)
         return complete
+
+
+class OtherStudy(UsageError):
+    """What is asked for is not what the study is about."""
 
 
 def refuse_changes(paths: StudyPaths, wanted: Definition) -> dict[str, Any]:
@@ -126,14 +133,14 @@ def refuse_changes(paths: StudyPaths, wanted: Definition) -> dict[str, Any]:
         return stored
     machine = any(line.startswith("machine.") for line in found)
     hint = (
-        "the machine is not the one that was measured: keep the old study and start a new one with "
-        "--new"
+        f"the machine is not the one that was measured: `nccltune retune {paths.name}` searches a "
+        "new generation beside the old one; --new starts a study anew"
         if machine
         else "repeat the first command to resume, give --new to start anew (the old folder is "
         "renamed and kept), or another --study name"
     )
     listed = "\n".join(f"  {line}" for line in found)
-    raise UsageError(f"{paths.folder}: this is another study:\n{listed}\n{hint}")
+    raise OtherStudy(f"{paths.folder}: this is another study:\n{listed}\n{hint}")
 
 
 def differences(stored: Mapping[str, Any], wanted: Definition) -> Iterator[str]:

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,7 +17,9 @@ from typing import Any
 import yaml
 
 from nccltune.errors import StudyError, UsageError
+from nccltune.nccl.findings import printable
 
+_GENERATIONS = "generations"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 
 
@@ -51,7 +54,11 @@ class StudyPaths:
 
     @property
     def name(self) -> str:
-        return Path(os.path.abspath(self.folder)).name
+        """A generation's has the study's before it."""
+        folder = Path(os.path.abspath(self.folder))
+        if folder.parent.name == _GENERATIONS:
+            return f"{folder.parents[1].name}/{_GENERATIONS}/{folder.name}"
+        return folder.name
 
     @property
     def definition(self) -> Path:
@@ -68,6 +75,20 @@ class StudyPaths:
     @property
     def journal(self) -> Path:
         return self.folder / "optuna.journal"
+
+    @property
+    def history(self) -> Path:
+        return self.folder / "history.jsonl"
+
+    def generation(self, number: int) -> StudyPaths:
+        """The first is the study itself."""
+        return self if number == 1 else StudyPaths(self.folder / _GENERATIONS / str(number))
+
+    def generations(self) -> list[int]:
+        """The numbers of those that were begun, in order."""
+        found = (self.folder / _GENERATIONS).glob("*/study.yaml")
+        later = sorted(int(f.parent.name) for f in found if f.parent.name.isdecimal())
+        return [1, *(number for number in later if number > 1)]
 
     @property
     def lock(self) -> Path:
@@ -107,6 +128,8 @@ def write_text(path: Path, text: str) -> None:
     try:
         # Whatever the locale; a name that is no text at all is written in escapes.
         with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            # Jobs take settings from here, so others shall not write it, whatever the umask.
+            os.fchmod(file.fileno(), os.fstat(file.fileno()).st_mode & 0o755)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -191,14 +214,14 @@ def locked(paths: StudyPaths) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise _held_by(paths, os.pread(file, 100, 0)) from None
+            raise _held_by(paths, os.pread(file, 300, 0)) from None
         if not paths.lock.exists() or os.fstat(file).st_ino != paths.lock.stat().st_ino:
             raise _held_by(paths, b"another that just began or ended")
         held = True
         since = datetime.now().astimezone().isoformat(timespec="seconds")
         os.ftruncate(file, 0)
-        os.pwrite(file, f"process {os.getpid()} since {since}\n".encode(), 0)
-        for records in (paths.trials, paths.measurements, paths.journal):
+        os.pwrite(file, f"{_owner()} since {since}\n".encode(), 0)
+        for records in (paths.trials, paths.measurements, paths.journal, paths.history):
             cut_back(records)
         yield
         _remove_if_unused(paths)
@@ -210,8 +233,29 @@ def locked(paths: StudyPaths) -> Iterator[None]:
         os.close(file)
 
 
+def _owner() -> str:
+    """Who holds a lock, for whoever finds it held."""
+    return f"process {os.getpid()} of user {os.geteuid()} on {os.uname().nodename}"
+
+
 def has_records(paths: StudyPaths) -> bool:
     return paths.trials.exists() or paths.measurements.exists()
+
+
+def forget(paths: StudyPaths) -> None:
+    """Remove what a study without results has left, so that it can be begun anew in its folder.
+    Only under the lock. study.yaml goes last: until then the study is one without results.
+
+    Raises: StudyError where something cannot be removed.
+    """
+    records = (paths.trials, paths.measurements, *paths.folder.glob(f"{paths.journal.name}*"))
+    results = (paths.best_env, paths.best_yaml, paths.best_batch_yaml)
+    shutil.rmtree(paths.logs, ignore_errors=True)
+    try:
+        for file in (*records, *results, paths.definition):
+            file.unlink(missing_ok=True)
+    except OSError as error:
+        raise StudyError(f"{error.filename}: cannot be removed: {error.strerror}") from error
 
 
 def _held_by(paths: StudyPaths, holder: bytes) -> UsageError:
@@ -251,7 +295,7 @@ def find_study(study: str, studies_dir: Path) -> StudyPaths:
         return StudyPaths(Path(study))
     paths = StudyPaths(studies_dir / study)
     if os.sep in study or not paths.definition.is_file():
-        known = ", ".join(study_names(studies_dir)) or "none"
+        known = ", ".join(map(printable, study_names(studies_dir))) or "none"
         raise UsageError(f"{study}: no such study in {studies_dir}; there are: {known}")
     return paths
 

@@ -11,6 +11,7 @@ from nccltune.space import Value, changes
 from nccltune.stats.noise import noise_threshold
 from nccltune.stats.step import Diagnosis
 from nccltune.stats.verdict import Verdict
+from nccltune.study.blocks import against_baseline
 from nccltune.study.bounds import left_out
 from nccltune.study.confirm import Answer
 from nccltune.study.records import Trial
@@ -74,7 +75,23 @@ def verdict_dict(summary: Summary, outcome: Outcome) -> dict[str, Any] | None:
         "without_effect": summary.without_effect(summary.measurement(outcome.trial)),
         "proof": _proof(summary, outcome),
         "files": answer.files and {"without": answer.files[0], "with": answer.files[1]},
+        "speeds": _speeds(summary, answer),
     }
+
+
+def _speeds(summary: Summary, answer: Answer) -> dict[str, list[float]] | None:
+    """Samples/s of the launches that the verdict rests on, block by block; None where they are not
+    all in the records.
+    """
+    if answer.verdict is None:
+        return None
+    measurements = list(summary.measurements.values())
+    blocks = against_baseline(measurements, answer.configuration, answer.verdict.launches)
+    if not blocks:
+        return None
+    sides = zip(*blocks, strict=True)
+    without, with_settings = ([float(f"{speed:.6g}") for speed in side] for side in sides)
+    return {"without": without, "with": with_settings}
 
 
 def _proof(summary: Summary, outcome: Outcome) -> dict[str, Any] | None:
@@ -130,6 +147,11 @@ def verdict_line(summary: Summary) -> str:
     elif own.verdict.word == "INCONCLUSIVE":
         text += " The files keep the defaults until it is known."
     return failed + text.removesuffix(".")
+
+
+def tried_nothing(summary: Summary) -> bool:
+    """Whether no candidate was measured, though some could win: nothing is known then."""
+    return len(summary.trials) < 2 and _nothing_to_win(summary) is None
 
 
 def _nothing_to_win(summary: Summary) -> float | None:

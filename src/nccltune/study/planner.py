@@ -12,7 +12,8 @@ from nccltune.study.proposals import Proposal, Proposer
 from nccltune.study.records import Stage, Trial, best_of
 
 _BATCH_SHARE = 4  # at most one trial in so many is at another batch size than the user's
-_FEWEST_FOR_BATCH = 8
+FEWEST_FOR_BATCH = 8
+"""Trials of a search that tries larger batches."""
 _LOOKAHEAD = 4  # proposals that may wait for a worker group that suits them
 _SLOWER = 0.15  # a larger batch that loses so much is past the best one, noise or not
 _ATTEMPTS = 300  # proposals in a row that are illegal or known: then the space is used up
@@ -26,6 +27,14 @@ class Next:
     stage: Stage
     origin: str
     proposal: Proposal | None = None
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What was good before, and where."""
+
+    origin: str
+    values: Mapping[str, Value]
 
 
 @dataclass(frozen=True)
@@ -48,8 +57,12 @@ class Planner:
         batch_size: int,
         memory: Memory,
         silences: Silences | None = None,
+        earlier: Sequence[Earlier] = (),
     ) -> None:
-        """`silences`: what is known to do nothing. Configurations of the same effect are one."""
+        """`silences`: what is known to do nothing. Configurations of the same effect are one.
+        `earlier` are tried before everything else.
+        """
+        self._earlier = earlier
         self._silences = silences or Silences((), space)
         self._space, self._proposer, self._batch_size = space, proposer, batch_size
         self._memory = memory
@@ -94,6 +107,13 @@ class Planner:
 
     def _search(self, trials: Sequence[Trial]) -> Next | None:
         known = {self._effect(t.parameters) for t in trials}
+        for each in self._earlier:
+            configuration = self._complete(each.values)
+            if (
+                self._effect(configuration) not in known
+                and violation(configuration, self._space) is None
+            ):
+                return Next(configuration, "search", each.origin)
         for preset in self._space.presets:
             configuration = self._complete(preset.values)
             if self._left_out & changes(configuration, self._space.baseline).keys():
@@ -189,7 +209,7 @@ class Planner:
     # The stage with larger batches, from the winner on.
 
     def _batch_turn(self, trials: Sequence[Trial], budget: Budget) -> bool:
-        if not self._larger or budget.trials < _FEWEST_FOR_BATCH:
+        if not self._larger or budget.trials < FEWEST_FOR_BATCH:
             return False
         if self._batch_room(trials, budget.trials) <= 0:
             return False
@@ -275,6 +295,12 @@ def foreseen_memory(measured: Mapping[int, int], batch_size: int) -> float:
     small, large = sorted(measured)[-2:]
     per_sample = (measured[large] - measured[small]) / (large - small)
     return measured[large] + per_sample * (batch_size - large)
+
+
+def leaves_out_larger(space: ResolvedSpace, batch_size: int, trials: int) -> bool:
+    """Whether a search of so many trials has none for larger batches, which the space has."""
+    others = any(p.target != "batch" for p in space.parameters)
+    return trials < FEWEST_FOR_BATCH and others and bool(larger_batches(space, batch_size))
 
 
 def larger_batches(space: ResolvedSpace, batch_size: int) -> list[int]:

@@ -12,6 +12,7 @@ from nccltune.output.best import Best
 from nccltune.output.env_file import env_file
 from nccltune.output.words import settings
 from nccltune.space import changes
+from nccltune.study.fingerprinting import with_digest
 from nccltune.study.folder import StudyPaths, study_names, write_text
 from nccltune.study.outcomes import Outcome, larger_outcome, own_outcome, verdict_dict
 from nccltune.study.records import Measurement
@@ -63,6 +64,7 @@ def _best(summary: Summary, outcome: Outcome) -> Best:
         workload=_workload(summary, measurement),
         verdict=verdict_dict(summary, outcome),
         machine=summary.definition["machine"],
+        fingerprint=_fingerprint(summary),
         provenance={
             "nccltune": nccltune.__version__,
             "study": summary.paths.name,
@@ -77,6 +79,16 @@ def _best(summary: Summary, outcome: Outcome) -> Best:
             **({"unpinned": summary.unpinned} if summary.unpinned else {}),
         },
     )
+
+
+def _fingerprint(summary: Summary) -> dict[str, Any]:
+    """That of the study, with what its baseline has shown of the model."""
+    found = summary.definition.get("fingerprint")
+    if not found or summary.baseline is None:
+        return {}
+    result = summary.measurement(summary.baseline).result or {}
+    seen = {"parameters": result.get("parameters"), "buckets": result.get("bucket_bytes")}
+    return with_digest({**found, **{n: value for n, value in seen.items() if value is not None}})
 
 
 def _workload(summary: Summary, measurement: Measurement) -> dict[str, Any]:

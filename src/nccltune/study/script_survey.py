@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -38,8 +39,8 @@ def check_script(options: SearchOptions, environ: Mapping[str, str]) -> None:
         if getattr(options, name) is not None and name not in task.placed:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(
-                f"{option}: {command.name} says that itself; write {{{name}}} where it takes it, "
-                f"or leave the option out"
+                f"{{{name}}} has no place in the script's arguments, so {option} would do nothing; "
+                f"write e.g. {command.name} {option} {{{name}}}, or leave the option out"
             )
     _refuse_asked(options, task, task.no_place(frozenset()))
 
@@ -110,19 +111,26 @@ def _placed(command: ScriptCommand) -> tuple[str, ...]:
 
     Raises: UsageError for what looks like a misspelt one.
     """
-    known = list(KINDS)
+    known = {_plain(name): name for name in KINDS}
     placed = []
     for name in command.placeholders():
         if name in KINDS:
             placed.append(name)
-        elif near := difflib.get_close_matches(name, known, n=1, cutoff=0.75):
-            raise UsageError(f"{{{name}}}: no parameter of that name, did you mean {{{near[0]}}}?")
+        elif near := difflib.get_close_matches(_plain(name), known, n=1, cutoff=0.75):
+            raise UsageError(
+                f"{{{name}}}: no parameter of that name, did you mean {{{known[near[0]]}}}?"
+            )
         elif name.startswith(("NCCL_", "TORCH_NCCL_")):
             raise UsageError(
                 f"{{{name}}}: variables are set in the script's environment; take it out of the "
                 "command"
             )
     return tuple(placed)
+
+
+def _plain(name: str) -> str:
+    """A name without what is easily written otherwise: case, dashes and blanks."""
+    return re.sub(r"[-_\s]", "", name).lower()
 
 
 def _asked_ranks(options: SearchOptions, command: ScriptCommand) -> int | None:
@@ -161,7 +169,8 @@ def look_at(
 ) -> dict[str, Any]:
     """Run the script as it is for some steps, under NCCL's full log. Returns what was seen of it.
 
-    Raises: StudyError when it fails or never trains, Interrupted.
+    Raises: StudyError when it fails or never trains, UsageError where options name nothing of it,
+    Interrupted.
     """
     script = survey.task.script
     assert script is not None
@@ -184,7 +193,7 @@ def look_at(
             failure.kind,
         )
     assert outcome.result is not None
-    _check_facts(survey, outcome.result["script"])
+    check_facts(script, survey.task.nproc_per_node, outcome.result["script"])
     return {
         **outcome.result["script"],
         "parameters_equal": outcome.result["parameters_equal"],
@@ -192,15 +201,17 @@ def look_at(
     }
 
 
-def _check_facts(survey: Survey, facts: Mapping[str, Any]) -> None:
-    """Raises StudyError for what cannot be measured so."""
-    script, ranks = survey.task.script, facts["world_size"]
-    assert script is not None
-    if ranks != survey.task.nproc_per_node:
+def check_facts(script: ScriptTask, expected: int, facts: Mapping[str, Any]) -> None:
+    """`expected`: how many ranks. Raises StudyError for what cannot be measured so, and UsageError
+    for an option that names nothing of the script.
+    """
+    ranks = facts["world_size"]
+    if ranks != expected:
         raise StudyError(
-            f"torchrun started {ranks} ranks, {survey.task.nproc_per_node} were expected: write "
-            "--nproc-per-node=N in full"
+            f"torchrun started {ranks} ranks, {expected} were expected: write --nproc-per-node=N "
+            "in full"
         )
+    _check_match(script, facts)
     taken = len(facts["optimizers"])
     if not facts["told"] and facts["optimizer"] >= taken:
         raise StudyError(
@@ -212,6 +223,16 @@ def _check_facts(survey: Survey, facts: Mapping[str, Any]) -> None:
             f"{script.command.name}: its batches hold no tensor whose first dimension could be "
             "samples; say how many a rank has in a step: --samples-per-step N"
         )
+
+
+def _check_match(script: ScriptTask, facts: Mapping[str, Any]) -> None:
+    """Raises UsageError where --loader-match names none of the loaders that were seen."""
+    if script.loader_match is None or facts["training"]:
+        return
+    made = ", ".join(f"{r['key']} ({r['place']})" for r in facts["loaders"]) or "none"
+    raise UsageError(
+        f"--loader-match {script.loader_match} matches no DataLoader; made were: {made}"
+    )
 
 
 def with_facts(survey: Survey, probe: Mapping[str, Any] | None) -> Survey:

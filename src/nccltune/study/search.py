@@ -130,8 +130,10 @@ class Search:
 
 
 def _baseline_failed(failure: Failure, when: str = "") -> str:
+    tail = f"{failure.excerpt}\n" if failure.tail else ""
+    # Of a script that was over too soon the message says what to run.
+    then = "" if failure.kind == "ended" else ", then run the same command again"
     return (
         f"the baseline itself failed{when and f' {when}'} ({failure.kind}): {failure.message}\n"
-        f"{failure.excerpt}\n"
-        f"nothing of ours was set; see {failure.log}, then run the same command again"
+        f"{tail}nothing of ours was set; see {failure.log}{then}"
     )

@@ -6,20 +6,23 @@ import math
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from nccltune.errors import UsageError
+from nccltune.nccl.accepted import VARIABLE_NAME
 from nccltune.nccl.shell_parts import Command
 from nccltune.nccl.shell_words import read_script
+from nccltune.nccl.site import SiteVariable
+from nccltune.nccl.to_set import variables_to_set
 from nccltune.output.best import (
-    VARIABLE_NAME,
     Best,
     allowed_variable,
     read_best,
     read_limited,
     read_variables,
+    result_file,
 )
 
 DEFAULTS = "defaults"
@@ -38,6 +41,20 @@ class JobSettings:
     ddp: Mapping[str, Any] = field(default_factory=dict)
     loader: Mapping[str, Any] = field(default_factory=dict)
     batch_size: int | None = None
+    placed: Mapping[str, str] = field(default_factory=dict)
+    """What a script's command is given for names in braces."""
+
+
+def taking_effect(
+    side: JobSettings, environ: Mapping[str, str], site: Mapping[str, SiteVariable] | None = None
+) -> tuple[JobSettings, tuple[str, ...]]:
+    """What of these settings a job in this environment would take, and a line for each variable
+    that it would not: what is set already stays, whoever set it, and NVLink multicast stays off
+    where it is. `site` is by default what `environ` and NCCL's own files say.
+    """
+    found = variables_to_set(side.env, environ, site)
+    ours = {name: value for name, value in found.values.items() if name in side.env}
+    return replace(side, env=ours), found.kept
 
 
 def read_settings(text: str) -> JobSettings:
@@ -47,7 +64,7 @@ def read_settings(text: str) -> JobSettings:
     """
     if text == DEFAULTS:
         return JobSettings(DEFAULTS)
-    path = Path(text)
+    path = result_file(text)
     if not path.exists():
         raise UsageError(f"{text}: no such file; give an env file, a best.yaml or `{DEFAULTS}`")
     if path.suffix not in (".yaml", ".yml"):

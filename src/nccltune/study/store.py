@@ -99,6 +99,11 @@ class Store:
             os.close(file)
 
 
+def has_results(paths: StudyPaths) -> bool:
+    """Whether a trial of the study is complete. Raises StudyError for damaged records."""
+    return any(trial.state == "complete" for trial in Store(paths, repair=False).trials)
+
+
 _DAMAGED = "restore the file, or start anew with --new (the old folder is kept)"
 
 _Record = TypeVar("_Record")

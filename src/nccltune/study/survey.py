@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from nccltune.launch.stopping import StopFlag
 from nccltune.machine.facts import Machine, this_machine
 from nccltune.machine.gpus import Gpu, processes, visible_gpus
 from nccltune.machine.nics import socket_interfaces
+from nccltune.nccl.findings import printable
 from nccltune.nccl.site import SiteVariable
 from nccltune.nccl.versions import parse_version
 from nccltune.space import Facts, ResolvedSpace, Selection, load, resolve
@@ -77,7 +78,7 @@ def look_here(
     usable = int(job["gpus"])  # to torch; NVML may see more, or not be there
     ranks = _ranks(asked, device, min(len(gpus), usable) or usable)
     notes = tuple(check_emulation(options.emulate_hosts, backend, ranks))
-    used = replace(machine.with_job(job), **_used(machine, ranks))
+    used = machine.with_job(job).of_ranks(ranks)
     return Here(used, gpus[:ranks], ranks, backend, notes)
 
 
@@ -177,8 +178,10 @@ def _kind_of_data(task: Task) -> Data:
 
 
 def refuse_empty(space: ResolvedSpace) -> None:
-    """Raises UsageError, with the reasons, when nothing is left that could be searched."""
-    if not space.parameters:
+    """Raises UsageError, with the reasons, when nothing is left that could be searched and no
+    probe launch can add to it.
+    """
+    if not space.parameters and not space.may_gain:
         reasons = "".join(f"\n  {n.action}: {n.parameter}: {n.reason}" for n in space.notes)
         raise UsageError(f"nothing to search here; keep the defaults, or another --space{reasons}")
 
@@ -237,20 +240,25 @@ def device_of(
         return "cpu", []
     if usable:
         return "cuda", []
-    masked = environ.get("CUDA_VISIBLE_DEVICES")
+    reason = no_gpu(environ)
     if visible:
         reason = (
             f"the driver shows {len(visible)} GPUs, but torch {job['torch']} "
             f"({'for CUDA ' + job['cuda_version'] if job['cuda_version'] else 'without CUDA'}) of "
             "the job's Python cannot use them"
         )
-    elif masked is not None:
-        reason = f"no GPU is left by CUDA_VISIBLE_DEVICES={masked}"
-    else:
-        reason = "this machine shows no NVIDIA GPU"
     if options.device == "cuda":
         raise UsageError(f"--device cuda: {reason}; --device cpu runs with gloo on the CPU")
+    masked = environ.get("CUDA_VISIBLE_DEVICES")
     return "cpu", [f"{reason}: running on the CPU with gloo"] if visible or masked else []
+
+
+def no_gpu(environ: Mapping[str, str]) -> str:
+    """Why NVML shows no GPU to jobs of this environment."""
+    masked = environ.get("CUDA_VISIBLE_DEVICES")
+    if masked is not None:
+        return f"no GPU is left by CUDA_VISIBLE_DEVICES={masked}"
+    return "this machine shows no NVIDIA GPU"
 
 
 def _backend(given: str, device: str, job: Mapping[str, Any]) -> str:
@@ -280,22 +288,14 @@ def _ranks(given: int | None, device: str, gpus: int) -> int:
     return given or gpus
 
 
-def _used(machine: Machine, ranks: int) -> dict[str, Any]:
-    """The machine's GPU facts cut to those that ranks run on."""
-    return {
-        "gpus": machine.gpus[:ranks],
-        "gpu_memory_bytes": machine.gpu_memory_bytes[:ranks],
-        "nvlinks": machine.nvlinks[:ranks],
-    }
-
-
 def refuse_busy(gpus: Sequence[Gpu]) -> None:
     """Raises UsageError when other processes compute on these GPUs."""
     busy = processes(gpus)
     if not busy:
         return
     listed = "; ".join(
-        f"GPU {p.gpu}: process {p.pid}{f' ({p.name})' if p.name else ''}" for p in busy[:8]
+        f"GPU {p.gpu}: process {p.pid}{f' ({printable(p.name)})' if p.name else ''}"
+        for p in busy[:8]
     )
     raise UsageError(
         f"other processes run on these GPUs ({listed}): measuring beside them is worth little and "

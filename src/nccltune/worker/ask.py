@@ -14,6 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+_LONGEST = 2000  # characters of an error of the user's own code
+
 
 def answer_into(question: Path, answer: Path) -> None:
     """Read the question, write the answer; in the same process that may then be thrown away."""
@@ -96,7 +98,8 @@ def _check_reference(option: str, reference: str, problems: list[str]) -> None:
         target = load_object(reference)
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # it can do anything
         problems.append(
-            f"{option} {reference}: cannot be imported: {type(error).__name__}: {error}"
+            f"{option} {reference}: cannot be imported: {type(error).__name__}: "
+            f"{str(error)[:_LONGEST]}"
         )
         return
     if not callable(target):

@@ -12,6 +12,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from nccltune.worker.owners import OWNER, mark_as_ours
+
 CLASSES = 10
 IMAGES = 1000
 _SIZES = ((500, 375), (375, 500), (500, 333), (640, 480), (400, 300))
@@ -35,12 +37,14 @@ def image_set(cache: Path, images: int = IMAGES) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".images-", dir=cache))
     try:
+        mark_as_ours(temporary)
         for number in range(CLASSES):
             (temporary / f"class{number:02d}").mkdir()
         tasks = [(temporary, index) for index in range(images)]
         with multiprocessing.get_context("fork").Pool(_processes()) as pool:
             pool.starmap(_write_image, tasks, chunksize=16)
         temporary.chmod(0o755)
+        (temporary / OWNER).unlink(missing_ok=True)
         try:
             temporary.rename(folder)
         except OSError:

@@ -13,12 +13,14 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from nccltune.worker.hosts import take_host
 from nccltune.worker.status import LOG_DIR, Status
+
+_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # torch/distributed/elastic/multiprocessing/api.py
 
 
 def run() -> None:
@@ -54,6 +56,7 @@ def run_script_in_host(environment: Mapping[str, str], script: Mapping[str, Any]
     leave_host()
     gc.unfreeze()  # or collecting garbage would cost less than in the script's own processes
     _leave_our_paths(script["python_path"])
+    _be_the_main_process(script["arguments"])
     if script["cwd"] is not None:
         os.chdir(script["cwd"])
     if "numpy" in sys.modules:  # its numbers would be the same in all ranks
@@ -61,6 +64,16 @@ def run_script_in_host(environment: Mapping[str, str], script: Mapping[str, Any]
     from nccltune.worker.attach.trial import run_trial
 
     run_trial(script["arguments"])
+
+
+def _be_the_main_process(arguments: Sequence[str]) -> None:
+    """Scripts ask whether they are a child of multiprocessing, and how Python was started."""
+    process: Any = multiprocessing.process
+    process._parent_process = None
+    current = process.current_process()
+    current._name, current._identity, current._parent_pid = "MainProcess", (), None
+    sys.orig_argv = [sys.executable, "-u", *arguments]
+    os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", _SIGNALS)  # as torchrun sets it
 
 
 def _leave_our_paths(python_path: str | None) -> None:

@@ -29,6 +29,16 @@ class WrongResult(Exception):
         self.rank = rank
 
 
+class ScriptEnded(Exception):
+    """The script is over, with this exit code, before it could be measured. The text says all: it
+    was not raised anywhere.
+    """
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
 class Status:
     """What this rank is doing right now: a few bytes rewritten in place, some microseconds each."""
 
@@ -61,11 +71,14 @@ class Status:
         temporary = target.with_suffix(".tmp")
         temporary.write_text(json.dumps(record))
         temporary.rename(target)
-        traceback.print_exception(error)
+        if not isinstance(error, ScriptEnded):
+            traceback.print_exception(error)
 
 
 def kind_of(error: BaseException) -> str:
-    """The failure kind of an exception: out_of_memory, nccl_error, wrong_result or crashed."""
+    """The failure kind of an exception; see docs/design.md."""
+    if isinstance(error, ScriptEnded):
+        return "crashed" if error.code else "ended"
     names = {cls.__name__ for cls in type(error).__mro__}
     text = str(error)
     if isinstance(error, WrongResult):
@@ -84,6 +97,8 @@ def one_line(error: BaseException, limit: int = 400) -> str:
     """The error's text on one line; NCCL's own reason (`Last error:`) is kept, it comes last."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = " ".join(lines) if lines else ""
+    if isinstance(error, ScriptEnded):
+        return text[:limit]
     _, found, reason = text.partition("Last error:")
     if found:
         text = f"{lines[0]} ... {reason.strip()}"

@@ -19,7 +19,7 @@ FORCED = "forced"
 """File in a trial's folder: a rank did not end when it was told to."""
 
 APPLY = "NCCLTUNE_APPLY"
-"""JSON with `ddp`, `loader`, `training` and `match`, set by `nccltune run`."""
+"""JSON with `ddp`, `loader`, `training`, `match` and `watch`, set by `nccltune run`."""
 
 USERS_PYTHON_EXEC = "NCCLTUNE_PYTHON_EXEC"
 """What PYTHON_EXEC was before `nccltune run`, where it was set."""

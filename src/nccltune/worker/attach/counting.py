@@ -5,12 +5,26 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
+from typing import Protocol
 
 from nccltune.worker.attach.ddp import DdpUse
 from nccltune.worker.attach.loaders import LoaderRecord, LoaderUse
-from nccltune.worker.attach.store import StoreRanks
 
 _GAPS = 9  # of the last interruptions
+
+
+class Gathers(Protocol):
+    """What ranks that count together are asked for."""
+
+    def gather(self, values: list[float]) -> list[list[float]]:
+        """Every rank's values, by rank."""
+
+
+class Alone:
+    """A rank that counts for itself."""
+
+    def gather(self, values: list[float]) -> list[list[float]]:
+        return [values]
 
 
 class SampleCount:
@@ -31,6 +45,17 @@ class SampleCount:
         self._steps = 0
         self._marks: tuple[float, ...] = ()
         self._since = (0, 0, 0)
+
+    @property
+    def batches_a_step(self) -> int:
+        """Of the loader that feeds the training, once it is settled which one does."""
+        return self._batches_a_step
+
+    @property
+    def loader_batch(self) -> int | None:
+        """The batch size that this loader was given; None where that is not known."""
+        record = self._training()
+        return None if record is None else record.batch_size
 
     def watch(self, ddp: DdpUse, loaders: LoaderUse) -> None:
         self._ddp, self._loaders = ddp, loaders
@@ -56,7 +81,7 @@ class SampleCount:
         assert self._ddp is not None and self._loaders is not None
         return self._ddp.evaluations + sum(r.begun for r in self._loaders.records)
 
-    def settle(self, ranks: StoreRanks) -> None:
+    def settle(self, ranks: Gathers) -> None:
         """From here on one loader is the training's. What it has is the same on all ranks, of which
         one may load for the others. Where samples are counted by it, it alone is looked at.
         """
@@ -74,7 +99,8 @@ class SampleCount:
         )
         self.consumed = self._steps * self._batches_a_step
         loaded, forward, _ = self._totals()
-        if 0 < loaded <= forward:
+        feeds = record is not None and record.batches >= self._steps
+        if feeds and 0 < loaded <= forward:
             self._loader_alone = True
             self._ddp.stop_counting()
 
@@ -147,7 +173,9 @@ class SampleCount:
     def _totals(self) -> tuple[int, int, int]:
         assert self._ddp is not None and self._loaders is not None
         record = self._training()
-        loaded = 0 if record is None else record.samples
+        # A batch that is trained on again and again was loaded once.
+        fed = record is not None and 2 * record.fed >= self._steps
+        loaded = record.samples if record is not None and fed else 0
         return loaded, self._ddp.samples, self._told
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from nccltune.worker.attach.guarding import Guarded, unguarded
 from nccltune.worker.attach.process import ours
 from nccltune.worker.attach.samples import samples_in
 
@@ -42,6 +43,8 @@ class DdpUse:
     _modules: list[weakref.ref[DistributedDataParallel]] = field(default_factory=list)
     _forward: Any = None
     """The method that was there before its calls were counted."""
+    _counted: Any = None
+    """The one that counts them."""
 
     def modules(self) -> list[DistributedDataParallel]:
         """Those that are alive, in the order in which they were made."""
@@ -62,17 +65,26 @@ class DdpUse:
             self.forwards += 1
             self.samples += samples_in(args) or samples_in(kwargs)
 
+    def note_mode(self, mode: bool = True) -> None:
+        self.evaluations += not mode
+
+    def note_no_sync(self) -> None:
+        self.synchronised = False
+
     def stop_counting(self) -> None:
         """Batches that go forward are not looked at any more, which costs each step something."""
-        if self._forward is not None:
+        # Where another library has put its own in the place of ours, it needs ours.
+        if self._forward is not None and DistributedDataParallel.forward is self._counted:
             DistributedDataParallel.forward = self._forward  # type: ignore[method-assign]
-            self._forward = None
+        self._forward = None
 
 
-def inject_ddp(arguments: Mapping[str, Any], *, count: bool = False) -> DdpUse:
+def inject_ddp(
+    arguments: Mapping[str, Any], *, count: bool = False, guard: Guarded = unguarded
+) -> DdpUse:
     """From now on every DistributedDataParallel of this process gets these arguments, but for those
     that the script sets itself and those that this torch does not know. `count`: what goes forward
-    is counted. To be called once.
+    is counted, by what `guard` makes of our functions. To be called once.
 
     The class is changed and no module: a hook on one would be saved with it.
     """
@@ -100,9 +112,10 @@ def inject_ddp(arguments: Mapping[str, Any], *, count: bool = False) -> DdpUse:
     if not count:
         return use
     use._forward = DistributedDataParallel.forward
-    _watch(DistributedDataParallel, "forward", use.note_forward)
-    _watch(DistributedDataParallel, "train", functools.partial(_note_mode, use))
-    _watch(DistributedDataParallel, "no_sync", functools.partial(_note_no_sync, use))
+    _watch(DistributedDataParallel, "forward", guard(use.note_forward))
+    _watch(DistributedDataParallel, "train", guard(use.note_mode))
+    _watch(DistributedDataParallel, "no_sync", guard(use.note_no_sync))
+    use._counted = DistributedDataParallel.forward
     return use
 
 
@@ -128,11 +141,3 @@ def _watch(owner: type, name: str, note: Callable[..., None]) -> None:
         return original(self, *args, **kwargs)
 
     setattr(owner, name, call)
-
-
-def _note_mode(use: DdpUse, mode: bool = True) -> None:
-    use.evaluations += not mode
-
-
-def _note_no_sync(use: DdpUse) -> None:
-    use.synchronised = False

@@ -17,8 +17,9 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 from torch.utils.data import dataloader as implementation
 from torch.utils.data.distributed import DistributedSampler
 
+from nccltune.worker.attach.guarding import Guarded, Note, unguarded
 from nccltune.worker.attach.process import ours
-from nccltune.worker.attach.samples import samples_in
+from nccltune.worker.attach.samples import BatchSize
 
 _MARK = "_nccltune_record"
 _MOST_LOADERS = 1000  # a script that makes one each epoch, for ever
@@ -53,6 +54,9 @@ class LoaderRecord:
     _noted: int = 0
     _taken_up: int = 0
     """When it was made anew last, counted in loaders."""
+
+    def __post_init__(self) -> None:
+        self._sizes = BatchSize(self.batch_size)
 
     @property
     def kind(self) -> str:
@@ -147,10 +151,12 @@ def inject_loader(
     match: str | None,
     *,
     count: bool = False,
+    waits: bool = True,
+    guard: Guarded = unguarded,
 ) -> LoaderUse:
     """From now on the training loader of this process gets these arguments (`num_workers`,
-    `prefetch_factor`), in place of the script's own. `count`: batches and waits are counted. To be
-    called once.
+    `prefetch_factor`), in place of the script's own. `count`: batches are counted, and how long
+    they are waited for (`waits`), by what `guard` makes of our functions. To be called once.
     """
     keys = None if training is None else frozenset(training)
     use = LoaderUse(dict(arguments), keys, match)
@@ -177,7 +183,7 @@ def inject_loader(
         object.__setattr__(self, _MARK, record)
 
     DataLoader.__init__ = init  # type: ignore[method-assign]
-    _watch_iteration(count)
+    _watch_iteration(guard(_note_waits if waits else _note_batch) if count else None)
     return use
 
 
@@ -223,8 +229,10 @@ def _place() -> str:
     return first or "?"
 
 
-def _watch_iteration(count: bool) -> None:
-    """Iterators know their loader's record, and tell it of each batch where that is counted."""
+def _watch_iteration(note: Note | None) -> None:
+    """Iterators know their loader's record. `note` is called with it, the iterator, the batch and
+    the seconds that it was waited for.
+    """
     iterate: Any = DataLoader.__iter__
     base: Any = implementation._BaseDataLoaderIter
     following = base.__next__
@@ -241,19 +249,27 @@ def _watch_iteration(count: bool) -> None:
     @functools.wraps(following)
     def take(self: Any) -> Any:
         record = getattr(self, _MARK, None)
-        if record is None or not ours():
+        if record is None or note is None or not ours():
             return following(self)
         began = time.perf_counter()
         batch = following(self)
-        record.waited += time.perf_counter() - began
-        record.batches += 1
-        record.samples += samples_in(batch, record.batch_size)
-        record.unready += _unready(self)
+        note(record, self, batch, time.perf_counter() - began)
         return batch
 
     DataLoader.__iter__ = begin  # type: ignore[method-assign]
-    if count:
+    if note is not None:
         base.__next__ = take
+
+
+def _note_batch(record: LoaderRecord, _iterator: Any, batch: Any, _waited: float) -> None:
+    record.batches += 1
+    record.samples += record._sizes.of(batch)
+
+
+def _note_waits(record: LoaderRecord, iterator: Any, batch: Any, waited: float) -> None:
+    _note_batch(record, iterator, batch, waited)
+    record.waited += waited
+    record.unready += _unready(iterator)
 
 
 def _unready(iterator: Any) -> int:

@@ -1,12 +1,13 @@
 """What runs in place of the job's own Python: `python main.py [-m] SCRIPT ARGUMENTS`.
 
 In a trial the attachment measures and the tuner decides. Under `nccltune run` it passes what a
-result says and nothing else shows that it is there.
+result says, watches the job where that was asked for, and nothing else shows that it is there.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -36,16 +37,24 @@ def main() -> None:
     if APPLY in os.environ:
         from nccltune.worker.attach.applied import take_settings
 
-        atexit.register(_tell_unused, take_settings(os.environ), os.getpid())
+        applied = take_settings(os.environ, arguments, _tell)
+        atexit.register(_tell_left, applied, os.getpid())
     run_as_main(arguments)
 
 
-def _tell_unused(applied: Applied, pid: int) -> None:
+def _tell_left(applied: Applied, pid: int) -> None:
     """By one rank, as the others would say the same; not by what forks from it."""
-    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
-    if os.getpid() == pid and rank == "0":
-        for line in applied.unused():
-            print(f"nccltune: note: {line}", file=sys.stderr, flush=True)
+    from nccltune.worker.attach.process import is_first
+
+    if os.getpid() == pid and is_first(os.environ):
+        for line in applied.left():
+            _tell(f"note: {line}")
+
+
+def _tell(line: str) -> None:
+    """When nobody can read it the job goes on all the same."""
+    with contextlib.suppress(Exception):  # it may have put anything in the place of stderr
+        print(f"nccltune: {line}", file=sys.stderr, flush=True)
 
 
 def _enter() -> str:

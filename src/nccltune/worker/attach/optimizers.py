@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from nccltune.worker import stepping
+from nccltune.worker.attach.guarding import Guarded, unguarded
 from nccltune.worker.attach.process import ours
 
 OnStep = Callable[[int | None], None]
@@ -55,9 +57,18 @@ class OptimizerUse:
         return max(range(len(self.steps)), key=lambda n: self.steps[n], default=0)
 
 
-def count_steps(on_step: OnStep, counted: int | None) -> OptimizerUse:
-    """To be called once."""
+def count_steps(on_step: OnStep, counted: int | None, guard: Guarded = unguarded) -> OptimizerUse:
+    """`guard` makes what is called in the script's course of our functions. To be called once."""
     use = OptimizerUse(on_step, counted)
-    register_optimizer_step_post_hook(use.stepped)
-    stepping.listener = use.tell
+    stepped = guard(use.stepped)
+
+    # Where a script compiles its optimizer's steps, dynamo would trace into what is called there,
+    # and compile anew for each count. By this way dynamo is imported by the first step, as by torch
+    # itself for every optimizer, and not before the script.
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        stepped(optimizer, args, kwargs)
+
+    register_optimizer_step_post_hook(after_step)
+    stepping.listener = guard(use.tell)
     return use

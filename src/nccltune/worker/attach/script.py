@@ -47,6 +47,14 @@ def run_as_main(arguments: Sequence[str]) -> None:
         raise
 
 
+def script_name(arguments: Sequence[str]) -> str:
+    """What is called by these arguments of Python: train.py, or the module."""
+    words = [word for word in arguments if word != "-u"][:2]
+    if words[:1] == ["-m"]:
+        return words[-1]
+    return os.path.basename(words[0]) if words else ""
+
+
 def _new_main() -> ModuleType:
     """A fresh `__main__`, which stays until the process ends."""
     main = ModuleType("__main__")

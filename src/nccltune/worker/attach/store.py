@@ -33,6 +33,10 @@ class StoreRanks:
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self._store = _serve(folder) if self.rank == 0 else _find(folder)
         self._turn = 0
+        self.patience: float | None = None
+        """Seconds after which a rank that is not there is an error; None: a hang is ended from
+        outside.
+        """
 
     def gather(self, values: list[float]) -> list[list[float]]:
         """Every rank's `values` (same length everywhere), by rank. Also a barrier."""
@@ -46,11 +50,24 @@ class StoreRanks:
         """Every rank's value, by rank."""
         self._turn += 1
         self._store.set(f"{self._turn}/{self.rank}", json.dumps(value))
-        found = [
-            json.loads(self._store.get(f"{self._turn}/{rank}")) for rank in range(self.world_size)
-        ]
+        found = [json.loads(self._get(rank)) for rank in range(self.world_size)]
         if self._turn > 1:  # all have read that, or they would not have come to this turn
             self._store.delete_key(f"{self._turn - 1}/{self.rank}")
+        return found
+
+    def _get(self, rank: int) -> bytes:
+        """What that rank has to say this turn."""
+        key = f"{self._turn}/{rank}"
+        if self.patience is not None:
+            try:
+                self._store.wait([key], timedelta(seconds=self.patience))
+            except RuntimeError:  # what all errors of a store are
+                raise RuntimeError(
+                    f"rank {rank} has taken no optimizer step, {self.patience:.0f} s after rank "
+                    f"{self.rank} has: each rank has to take its steps, with an optimizer or by "
+                    "calling nccltune.step()"
+                ) from None
+        found: bytes = self._store.get(key)
         return found
 
     def share(self, message: Mapping[str, Any] | None) -> dict[str, Any]:

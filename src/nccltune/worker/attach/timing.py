@@ -39,6 +39,7 @@ _LOGGED = (
 )
 _TYPES = (torch.float32, torch.bfloat16)
 _SEVERAL = 1.5  # times forward in a step
+_TOGETHER_SECONDS = 60.0  # between the first steps of two ranks, whose gradients were reduced
 _LOOKED_AT = 12  # steps, in a launch that only looks at the script
 _LOOKED_SECONDS = 60.0
 _FEWEST = 3
@@ -208,6 +209,7 @@ class Timing:
         began = time.monotonic()
         for steps in range(1, _LOOKED_AT + 1):
             self._samples.note_samples()
+            self._ranks.patience = _TOGETHER_SECONDS if steps == 1 else None
             spent = self._ranks.gather([time.monotonic() - began])[0][0]
             if steps == _LOOKED_AT or (steps >= _FEWEST and spent > _LOOKED_SECONDS):
                 break

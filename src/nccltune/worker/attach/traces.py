@@ -19,14 +19,19 @@ def hide_own_frames() -> None:
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         sys.excepthook = shown
-        for each in _chain(error):
-            # A script that cannot be compiled has no frame: the error arises in ours.
-            found = isinstance(each, SyntaxError)
-            each.__traceback__ = without_own(each.__traceback__, innermost=found)
+        cut_own_frames(error)
         sys.last_traceback = error.__traceback__
         shown(kind, error, error.__traceback__)
 
     sys.excepthook = show
+
+
+def cut_own_frames(error: BaseException) -> None:
+    """Take our frames out of the tracebacks that the exception is shown with."""
+    for each in _chain(error):
+        # A script that cannot be compiled has no frame: the error arises in ours.
+        found = isinstance(each, SyntaxError)
+        each.__traceback__ = without_own(each.__traceback__, innermost=found)
 
 
 def without_own(trace: TracebackType | None, *, innermost: bool = False) -> TracebackType | None:

@@ -18,23 +18,21 @@ from nccltune.worker.attach import FORCED, PYTHON_EXEC, SAVES, USERS_PYTHON_EXEC
 from nccltune.worker.attach.on_import import after_import
 from nccltune.worker.attach.process import ours
 from nccltune.worker.attach.saves import Saves, redirect_saves
-from nccltune.worker.attach.script import run_as_main
+from nccltune.worker.attach.script import run_as_main, script_name
+from nccltune.worker.attach.traces import cut_own_frames
 from nccltune.worker.channel import ADDRESS, TOKEN
 from nccltune.worker.hosts import take_host
 from nccltune.worker.rank import leave, redirect_output
-from nccltune.worker.status import LOG_DIR, Status
+from nccltune.worker.status import LOG_DIR, ScriptEnded, Status
 
 _OURS = (LOG_DIR, ADDRESS, TOKEN, SAVES, PYTHON_EXEC, USERS_PYTHON_EXEC)
 _GRACE_SECONDS = 3.0  # less than the tuner waits
 _NEWS_SECONDS = 5.0
+_LAST_BYTES = 4096
 
 
 class TrialDone(SystemExit):
     """Ends the script: it is raised where a training step ends."""
-
-
-class ScriptEnded(Exception):
-    """The script is over before it could be measured."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +85,7 @@ class Trial:
             raise TrialDone(0)
 
     def _fail(self, error: BaseException) -> NoReturn:
+        cut_own_frames(error)
         self.status.failed(error)
         leave(1)
 
@@ -96,19 +95,22 @@ def run_trial(arguments: Sequence[str]) -> None:
     take_host(os.environ)
     folder = Path(os.environ[LOG_DIR])
     rank = int(os.environ["RANK"])
-    redirect_output(folder / f"rank{rank}.log")
+    log = folder / f"rank{rank}.log"
+    redirect_output(log)
     status = Status(folder, rank)
     saves = redirect_saves(Path(os.environ[SAVES])) if SAVES in os.environ else None
     place = Place(folder, os.environ[ADDRESS], os.environ[TOKEN])
     for name in _OURS:  # what the script starts, a torchrun command say, is no rank of this trial
         os.environ.pop(name, None)
     trial = Trial(status, saves, place)
+    name = script_name(arguments)
     after_import("torch", trial.begin)
     code = _run(arguments, trial)
     if not ours():  # a child that the script forked came back from there
         leave(code)
     if not trial.done:
-        trial._fail(ScriptEnded(_ended(code, trial)))
+        told = _ended(name, trial) if code == 0 else _failed(name, code, trial, log)
+        trial._fail(ScriptEnded(told, code))
     atexit._run_exitfuncs()  # of what the script uses
 
 
@@ -129,17 +131,32 @@ def _run(arguments: Sequence[str], trial: Trial) -> int:
     return 0
 
 
-def _ended(code: int, trial: Trial) -> str:
-    told = f"the script ended with exit code {code}"
+def _ended(name: str, trial: Trial) -> str:
+    """Of a script that thinks that all went well."""
+    told = f"{name} ended with exit code 0"
     if trial.timing is None:
         return f"{told} and never imported torch"
     if not trial.steps:
         return f"{told} before its first optimizer step{trial.timing.hint()}"
-    count = f"{trial.steps} step{'' if trial.steps == 1 else 's'}"
     return (
-        f"{told} after {count}, before it was measured: let it train for longer (more epochs, or a "
-        "larger data set); it is ended when there is enough"
+        f"{told} after {_counted(trial)}, before it was measured: let it train for longer (more "
+        "epochs, or a larger data set), and run that command; it is ended when there is enough"
     )
+
+
+def _failed(name: str, code: int, trial: Trial, log: Path) -> str:
+    when = f"after {_counted(trial)}" if trial.steps else "before its first step"
+    told = f"{name} ended with exit code {code} {when}"
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LAST_BYTES))
+        said = file.read().decode(errors="replace").strip().splitlines()[-1:]
+    return f"{told}; its last words: {said[0].strip()[:200]}" if said else f"{told}, without a word"
+
+
+def _counted(trial: Trial) -> str:
+    return f"{trial.steps} step{'' if trial.steps == 1 else 's'}"
 
 
 def _watch_the_end(folder: Path) -> None:
