@@ -87,3 +87,9 @@ def test_packed_sequences() -> None:
 def test_another_kind_of_batch_is_counted_all_the_same() -> None:
     size = BatchSize(4)
     assert [size.of(b) for b in ({"x": of(4, 2)}, (of(3, 2),))] == [4, 3]
+
+
+def test_nested_tensors() -> None:
+    for layout in (torch.strided, torch.jagged):
+        nested = torch.nested.nested_tensor([of(3, 2), of(5, 2)], layout=layout)
+        assert samples_in((nested, of(2))) == 2 and BatchSize(2).of(nested) == 2

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,3 +69,20 @@ def test_a_link_in_its_way_is_not_followed(tmp_path: Path) -> None:
     assert (file.read_text(), other.read_text()) == ("old", "theirs")
     replace_file(str(file), "new")  # the link is gone
     assert file.read_text() == "new"
+
+
+def test_where_nothing_more_fits_the_old_file_stays(tmp_path: Path) -> None:
+    file = tmp_path / "job.prom"
+    file.write_text("old")
+    code = (
+        "import resource, sys\n"
+        "from nccltune.worker.attach.textfile import replace_file\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (8, 8))\n"
+        "try:\n    replace_file(sys.argv[1], 'longer than eight bytes')\n"
+        "except OSError as error:\n    print(error.strerror)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(file)], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "File too large\n", "")
+    assert file.read_text() == "old" and os.listdir(tmp_path) == ["job.prom"]

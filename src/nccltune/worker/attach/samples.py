@@ -110,5 +110,7 @@ def _shape(part: Any) -> tuple[int, ...]:
     """Of a tensor or an array; empty for anything else, and for a single number."""
     if isinstance(part, PackedSequence):
         return (int(part.batch_sizes[0]),)
+    if getattr(part, "is_nested", False):  # without a shape, or with symbols in it
+        return (int(part.size(0)),)
     shape = getattr(part, "shape", ())
     return tuple(shape) if isinstance(shape, tuple) else ()
