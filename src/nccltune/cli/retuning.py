@@ -103,6 +103,14 @@ def _own_target(paths: StudyPaths, studies_dir: Path) -> Target:
     )
 
 
+def _is_open(summary: Summary) -> bool:
+    """Whether a candidate is there of which more launches could still tell something."""
+    own = summary.own
+    if own is None:
+        return True
+    return own.trial is not None and (own.verdict is None or own.verdict.word == "INCONCLUSIVE")
+
+
 @dataclass
 class _Retuning:
     paths: StudyPaths
@@ -127,7 +135,7 @@ class _Retuning:
         say(f"searching anew: {why}")
         number = next_number(self.paths, self.events)
         number, summary, ending = self._search(number, check)
-        if ending == "time" and not (summary.own and summary.own.faster):
+        if ending == "time" and _is_open(summary):
             append(self.paths, self._event(check))
             return self._later(check, number, summary, as_json=as_json)
         decision = self._decide(check, self.paths.generation(number), summary)
