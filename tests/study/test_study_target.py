@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from nccltune.cli.search import command_with, options_again
+from nccltune.cli.verifying import options_of
 from nccltune.errors import UsageError
 from nccltune.study.generations import Event, append
 from nccltune.study.options import SearchOptions
@@ -116,6 +118,17 @@ def test_the_command_is_that_of_the_generation_that_holds(study: Path) -> None:
     assert read_target("s", study.parent).command == "nccltune search --model vgg16"
     shutil.rmtree(made)
     assert read_target("s", study.parent).command == DEFINITION["command"]
+
+
+def test_what_was_measured_on_gpus_is_not_launched_without(
+    study: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nccltune.cli.verifying.visible_gpus", lambda _environ: ())
+    found = read_target("s", study.parent)
+    assert options_of(found, {}).model == "resnet18"
+    best = replace(found.best, workload={"device": "cuda"})
+    with pytest.raises(UsageError, match="was measured on GPUs, and here jobs get none: this"):
+        options_of(replace(found, best=best), {})
 
 
 @pytest.mark.parametrize(

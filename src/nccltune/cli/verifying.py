@@ -34,7 +34,7 @@ from nccltune.study.fingerprinting import DIGEST, fingerprint_of, of_result
 from nccltune.study.options import SearchOptions, parse_duration
 from nccltune.study.script_survey import with_facts, with_scripts_python
 from nccltune.study.settings_file import read_settings
-from nccltune.study.survey import Survey, refuse_busy
+from nccltune.study.survey import Survey, no_gpu, refuse_busy
 from nccltune.study.target import Target, harmless, read_target
 from nccltune.study.verifying import (
     WORDS,
@@ -98,6 +98,11 @@ def options_of(target: Target, typed: Mapping[str, Any]) -> SearchOptions:
     unpin = tuple(name for name in options.unpin if name in os.environ)
     options = replace(options, **{"unpin": unpin, **changed})
     gpus = () if options.device == "cpu" else visible_gpus(os.environ)
+    if not gpus and target.best.workload.get("device") == "cuda":
+        raise UsageError(
+            f"{target.file}: was measured on GPUs, and here jobs get none: {no_gpu(os.environ)}; "
+            "nothing was started"
+        )
     if gpus and "nproc_per_node" not in changed and (options.nproc_per_node or 0) > len(gpus):
         say(f"{options.nproc_per_node} ranks were measured, on the {len(gpus)} GPUs here as many")
         options = replace(options, nproc_per_node=None)
