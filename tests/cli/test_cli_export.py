@@ -99,7 +99,8 @@ def test_the_recorded_studies(study: Path, nccltune_command: Command) -> None:
     done = nccltune_command("export", str(study), "--format", "env")
     assert exports(done.out) == exports((study / "best.env").read_text())
     document = yaml.safe_load((study / "best.yaml").read_text())
-    assert f"# study: {study.name}, " in done.out
+    assert f"# study: {document['provenance']['study']}, " in done.out
+    assert document["provenance"]["study"].split("/")[0] == study.name
     if document["verdict"] is not None:
         assert f"# verdict: {document['verdict']['sentence']}\n" in done.out
     data = json.loads(nccltune_command("export", str(study), "--format", "json").out)

@@ -23,7 +23,7 @@ SEARCH = {
     "--search-anyway", "--unpin", "--optimizer", "--samples-per-step", "--loader-match",
     "--allow-saves", "--workdir",
 }  # fmt: skip
-SHOW = {"--trial", "--studies-dir", "--json"}
+SHOW = {"--trial", "--studies-dir", "--history", "--json"}
 
 
 def options(verb: str) -> set[str]:

@@ -102,7 +102,7 @@ REFUSED = {
         ["--launcher", "slurm"],
         "'slurm' is not one of 'auto', 'warm'",
     ),
-    "one host": (["--emulate-hosts", "1"], "'--emulate-hosts': 1 is not in the range x>=2"),
+    "no host": (["--emulate-hosts", "0"], "'--emulate-hosts': 0 is not in the range x>=1"),
     "no measuring time": (["--measure-seconds", "nan"], "must be a number, got nan"),
     "another precision": (["--precision", "int8"], "'int8' is not one of"),
     "a seed in words": (["--seed", "x"], "'x' is not a valid integer"),

@@ -413,20 +413,14 @@ def test_no_value_of_a_fragment_is_refused_by_its_own_nccl(version: str) -> None
 # Dangerous values in a user's own space.
 
 
-def test_tree_in_a_users_own_space_is_spelled_for_all_reduce_alone_or_dropped() -> None:
+def test_tree_in_a_users_own_space_is_spelled_for_all_reduce_alone() -> None:
     space = {"NCCL_ALGO": variable(None, "Tree")}
     assert choices(resolved(space), "NCCL_ALGO") == (None, "Tree")
     assert spell("NCCL_ALGO", "Tree", SOCKETS.nccl) == "ring,tree;allreduce:tree"
-    for release in ("2.17.1", "2.18.5"):
+    for release in ("2.17.1", "2.18.5"):  # they leave Ring to all but all-reduce
         found = resolved(space, replace(SOCKETS, nccl=Version(release)))
-        assert found.parameters == ()
-        assert notes(found, "NCCL_ALGO") == [
-            (
-                "dropped",
-                "NCCL_ALGO=Tree: leaves no algorithm for Broadcast, AllGather, which DDP needs at "
-                f"start-up; NCCL {release} cannot restrict all-reduce alone",
-            )
-        ]
+        assert choices(found, "NCCL_ALGO") == (None, "Tree")
+        assert spell("NCCL_ALGO", "Tree", Version(release)) == "Tree"
 
 
 def test_a_size_with_a_unit_is_refused_with_what_nccl_would_read() -> None:
