@@ -30,6 +30,20 @@ def test_a_recording_tells_nothing_of_where_it_was_made(name: str) -> None:
             assert not re.search(r'["\' =](/(?:tmp|home|root|opt|work|mnt)\b)', text), file.name
 
 
+@pytest.mark.parametrize("name", KEPT)
+def test_a_recordings_history_is_read(nccltune_command: Command, name: str) -> None:
+    done = nccltune_command("show", name, "--history", "--studies-dir", str(STUDIES))
+    assert done.code == 0, done.err
+    assert done.out.count("(holds)") == 1
+
+
+def test_a_study_that_was_retuned_says_whose_files_there_are(nccltune_command: Command) -> None:
+    assert "best.yaml are those of generation 2" in shown(nccltune_command, "h200x2-sockets")
+    document = (ROOT / "docs" / "retuning.md").read_text()
+    told = nccltune_command("show", "h200x2-sockets", "--history", "--studies-dir", str(STUDIES))
+    assert told.out.splitlines()[-1].partition(": ")[0] in document
+
+
 RECORDED = ROOT / "tests" / "recorded"
 
 

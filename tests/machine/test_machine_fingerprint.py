@@ -156,7 +156,8 @@ def test_hosts_addresses_and_paths_are_hashed(name: str, value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", [{"gpus": 4}, {"numa": {}}, {"links": [[1]]}, {"site": []}, {"driver": {}}]
+    "part",
+    [{"gpus": 4}, {"numa": {}}, {"links": [[1]]}, {"site": []}, {"driver": {}}, {"site": {1: "x"}}],
 )
 def test_what_is_not_of_our_form(part: dict[str, Any]) -> None:
     assert malformed({**of(), **part}) == next(iter(part)) and malformed(of()) is None

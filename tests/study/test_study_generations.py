@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -171,3 +172,32 @@ def test_a_full_disk_leaves_the_old_files(paths: StudyPaths) -> None:
     with pytest.raises(StudyError, match="cannot write .*history.jsonl: No space left"):
         append(paths, event(made=2, adopted=True))
     assert paths.best_env.read_text() == OLD
+
+
+def line_of(**changed: Any) -> str:
+    return json.dumps({**event().to_dict(), **changed}) + "\n"
+
+
+def test_what_a_newer_version_adds_is_passed_over(paths: StudyPaths) -> None:
+    paths.history.write_text(line_of(versions={"a": 1}, made=2))
+    assert read_history(paths) == [event(made=2)]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"date": 5}, {"sentence": None}, {"ratio": "x"}, {"defaults": float("nan")}, {"best": []},
+        {"generation": 0}, {"made": "2"}, {"differences": {}}, {"fingerprint": None},
+        {"fingerprint": {"gpus": 5}}, {"fingerprint": {"links": [[1]]}},
+    ],
+)  # fmt: skip
+def test_lines_of_another_form_are_told(paths: StudyPaths, changed: dict[str, Any]) -> None:
+    paths.history.write_text(line_of(**changed))
+    with pytest.raises(StudyError, match="history.jsonl: line 1: damaged"):
+        read_history(paths)
+
+
+def test_a_history_that_is_no_file(paths: StudyPaths) -> None:
+    os.mkfifo(paths.history)
+    with pytest.raises(StudyError, match="is no file"):
+        read_history(paths)

@@ -72,6 +72,8 @@ def test_a_generation_follows_its_check(paths: StudyPaths) -> None:
     assert entries[2].sentence.endswith("; better")
 
 
-def test_a_generation_whose_folder_is_gone_is_left_out(paths: StudyPaths) -> None:
-    append(paths, event("2026-10-01", 1000.0, made=2))
-    assert [entry.what for entry in history_of(paths)] == ["search", "check"]
+def test_a_generation_whose_folder_is_gone_is_told(paths: StudyPaths) -> None:
+    append(paths, event("2026-10-01", 1000.0, made=2, adopted=True))
+    *_, last = history_of(paths)
+    assert (last.what, last.generation, last.holds) == ("search", 2, True)
+    assert last.sentence.startswith("its folder cannot be read")

@@ -37,6 +37,7 @@ from nccltune.worker.attach import APPLY, PYTHON_EXEC, USERS_PYTHON_EXEC
 
 # How many there are, for ranks that are started one by one: by torchrun, srun, or mpirun.
 _RANKS = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_DIGITS = 10  # of a number of ranks
 _STUDIES = Path("studies")  # where `search` puts them
 # Which of those on one host this is; the first of them speaks.
 _LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
@@ -122,7 +123,7 @@ def _compare(file: str, best: Best | None, job: JobCommand, strict: bool) -> Non
         if strict:
             raise UsageError(f"--strict: {file} does not say which machine was measured")
         return
-    here = differences(of_result(best), _here(best, job))
+    here = differences(of_result(best, file), _here(best, job))
     found = difference_lines([each for each in here if each.matters])
     if found and strict:
         listed = "".join(f"\n  {line}" for line in found)
@@ -138,7 +139,8 @@ def _here(best: Best, job: JobCommand) -> Fingerprint:
     if job.python is not None:
         found = libraries_of(job.python, os.environ)
         machine = machine.with_job({"torch": found.torch, "nccl_built": _release(found.nccl)})
-    ranks = int(job.ranks) if job.ranks is not None and job.ranks.isdecimal() else None
+    told = job.ranks is not None and job.ranks.isdecimal() and len(job.ranks) < _DIGITS
+    ranks = int(job.ranks or 0) if told else None
     topology = read_topology(os.environ, use_gpus=use_gpus)
     site = {name: v.value for name, v in site_variables(os.environ).items()}
     indices = [gpu.index for gpu in gpus[:ranks]]

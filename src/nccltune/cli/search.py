@@ -297,7 +297,9 @@ def options_again(command: str) -> SearchOptions:
             given = {n: v for n, v in context.params.items() if n not in ("dry_run", "as_json")}
             return _options(context, given, tuple(words))
     except (ValueError, click.ClickException, click.exceptions.Exit) as error:
-        told = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        told = "it searches nothing"
+        if not isinstance(error, click.exceptions.Exit):
+            told = error.format_message() if isinstance(error, click.ClickException) else str(error)
         raise UsageError(
             f"the recorded command cannot be read again ({told}): {command[:200]!r}"
         ) from None

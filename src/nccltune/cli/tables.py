@@ -20,6 +20,7 @@ from nccltune.nccl.findings import printable
 from nccltune.output import words
 from nccltune.space import ResolvedSpace
 from nccltune.study.budget import trial_seconds
+from nccltune.study.generations import FIRST, current, read_history
 from nccltune.study.outcomes import tried_nothing
 from nccltune.study.records import Trial
 from nccltune.study.summary import Summary
@@ -117,6 +118,14 @@ def print_summary(summary: Summary) -> None:
     console.print()
     for line in summary_lines(summary):
         console.print(Text(line))
+    holds = current(read_history(summary.paths))
+    if holds != FIRST:
+        console.print(
+            Text(
+                f"Retuned since: best.env and best.yaml are those of generation {holds}; "
+                f"`nccltune show {summary.paths.name} --history` has all of them"
+            )
+        )
 
 
 def _search_values(summary: Summary) -> str:
@@ -176,7 +185,9 @@ def print_studies(summaries: Sequence[Summary], studies_dir: Path) -> None:
 
 
 def _word(summary: Summary) -> str:
-    own = summary.own
+    own, holds = summary.own, current(read_history(summary.paths))
+    if holds != FIRST:
+        return f"retuned: generation {holds} holds"
     if not summary.trials:
         return "no trial yet"
     if tried_nothing(summary):

@@ -142,10 +142,10 @@ class Checker:
     def __call__(self, target: Target) -> Check:
         """Raises NccltuneError where the job itself does not work here."""
         best = target.best
+        measured = of_result(best, target.file)  # which may be damaged
         if sets_something(best):
             self._probe()
         here = fingerprint_of(self.found, self.probe)
-        measured = of_result(best)
         differ = tuple(differences(measured, here))
         self._tell(difference_lines(differ))
         # Without a launch, what NCCL chose is not known.

@@ -60,9 +60,11 @@ _LISTS = frozenset({"gpus", "gpu_memory_gib", "nvlinks", "pcie", "nics", "transp
 _TABLES = frozenset({"plugins", "site"})
 
 
-def malformed(found: Fingerprint) -> str | None:
+def malformed(found: Mapping[Any, Any]) -> str | None:
     """The first part that does not have the form in which it is written; None where all have."""
     for name, value in found.items():
+        if not isinstance(name, str):
+            return str(name)
         if name == "links":
             whole = isinstance(value, list) and all(
                 isinstance(link, list) and len(link) == 3 for link in value
@@ -73,7 +75,7 @@ def malformed(found: Fingerprint) -> str | None:
         elif name in _LISTS:
             whole = isinstance(value, list)
         elif name in _TABLES:
-            whole = isinstance(value, dict)
+            whole = isinstance(value, dict) and all(isinstance(key, str) for key in value)
         else:
             whole = not isinstance(value, (list, dict))
         if not whole:

@@ -115,6 +115,9 @@ def read_best(path: str | os.PathLike[str]) -> Best:
     if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
         raise UsageError(f"{file}: batch_size: must be a whole number >= 1, got {batch_size!r}")
     _check_verdict(file, data.get("verdict"))
+    unpinned = data["provenance"].get("unpinned") or []
+    if not isinstance(unpinned, list) or not all(isinstance(n, str) for n in unpinned):
+        raise UsageError(f"{file}: provenance.unpinned: must be a list of names")
     placed = data["workload"].get("placed") or {}
     if not isinstance(placed, dict) or not all(isinstance(v, (str, int)) for v in placed.values()):
         raise UsageError(f"{file}: workload.placed: must be a mapping to texts")

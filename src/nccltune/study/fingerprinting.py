@@ -46,11 +46,13 @@ def without_digest(found: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name != DIGEST}
 
 
-def of_result(best: Best) -> Fingerprint:
-    """What a result was measured on. Files of earlier versions tell less."""
+def of_result(best: Best, file: object = "best.yaml") -> Fingerprint:
+    """What a result was measured on. Files of earlier versions tell less. Raises UsageError naming
+    the file.
+    """
     if best.fingerprint:
         if part := malformed(best.fingerprint):
-            raise UsageError(f"fingerprint.{part}: not what a search writes")
+            raise UsageError(f"{file}: fingerprint.{part}: not what a search writes")
         return without_digest(best.fingerprint)
     if not best.machine:
         return {}
@@ -58,7 +60,7 @@ def of_result(best: Best) -> Fingerprint:
         machine = Machine.from_dict(best.machine)
         found = fingerprint(machine, None, (), {}, None, best.workload)
     except (TypeError, AttributeError, ValueError) as error:
-        raise UsageError(f"machine: not what a search writes ({error})") from error
+        raise UsageError(f"{file}: machine: not what a search writes ({error})") from error
     nccl = best.provenance.get("nccl")
     parts = {**found, **({"nccl": nccl} if nccl else {})}
     return {name: value for name, value in parts.items() if name != "site"}

@@ -14,10 +14,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from nccltune.errors import StudyError, UsageError
 from nccltune.nccl.findings import printable
+from nccltune.safe_yaml import read_document
 
 _GENERATIONS = "generations"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
@@ -142,18 +141,16 @@ def write_text(path: Path, text: str) -> None:
 
 def read_definition(paths: StudyPaths) -> dict[str, Any]:
     """Raises UsageError when study.yaml is missing or not one of ours."""
-    try:
-        definition = yaml.safe_load(paths.definition.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{paths.folder}: no study here (no study.yaml)") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise UsageError(f"{paths.definition}: cannot be read: {error}") from error
+    if not paths.definition.exists():
+        raise UsageError(f"{paths.folder}: no study here (no study.yaml)")
+    definition = read_document(paths.definition)
     if not isinstance(definition, dict) or definition.get("version") != 1:
         raise UsageError(f"{paths.definition}: not a study of version 1")
     for name, kind in _SECTIONS.items():
         if not isinstance(definition.get(name), kind):
             raise UsageError(f"{paths.definition}: {name}: missing or of the wrong kind")
-    return definition
+    found: dict[str, Any] = definition
+    return found
 
 
 def _is_record(line: bytes) -> bool:

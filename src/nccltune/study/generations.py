@@ -5,13 +5,15 @@ is a study by itself; the files in the study's own folder are those of one of th
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
 from nccltune.errors import StudyError, UsageError
+from nccltune.machine.fingerprint import malformed
 from nccltune.study.folder import StudyPaths, read_definition, write_text
 from nccltune.study.verifying import Status
 
@@ -51,8 +53,12 @@ def now() -> str:
 
 
 def read_history(paths: StudyPaths) -> list[Event]:
-    """Oldest first. Raises StudyError for what we do not write."""
+    """Oldest first. What a newer version adds to a line is passed over. Raises StudyError for what
+    nobody writes.
+    """
     try:
+        if paths.history.exists() and not paths.history.is_file():
+            raise StudyError(f"{paths.history}: is no file")
         text = paths.history.read_text(encoding="utf-8")
     except FileNotFoundError:
         return []
@@ -62,13 +68,37 @@ def read_history(paths: StudyPaths) -> list[Event]:
     whole = text[: text.rfind("\n") + 1]  # what follows was cut while it was written
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
-            event = Event(**json.loads(line))
-            assert isinstance(event.generation, int) and isinstance(event.made, (int, type(None)))
-            assert isinstance(event.fingerprint, dict) and isinstance(event.differences, list)
-        except (ValueError, TypeError, AssertionError, RecursionError) as error:
+            events.append(_event(json.loads(line)))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise StudyError(f"{paths.history}: line {number}: damaged ({error})") from error
-        events.append(event)
     return events
+
+
+_NUMBERS = frozenset({"ratio", "low", "high", "defaults", "best"})
+_TEXTS = frozenset({"date", "status", "sentence", "reason"})
+
+
+def _event(found: Any) -> Event:
+    """Raises ValueError, TypeError or KeyError for what is none."""
+    if not isinstance(found, dict):
+        raise ValueError("no mapping")
+    event = Event(**{f.name: found[f.name] for f in fields(Event) if f.name in found})
+    for name in _TEXTS:
+        if not isinstance(getattr(event, name), str):
+            raise ValueError(f"{name} is no text")
+    for name in _NUMBERS:
+        value = getattr(event, name)
+        number = isinstance(value, (int, float)) and math.isfinite(value)
+        if value is not None and not number:
+            raise ValueError(f"{name} is no number")
+    for name, value in (("generation", event.generation), ("made", event.made or FIRST)):
+        if not isinstance(value, int) or value < FIRST:
+            raise ValueError(f"{name} is no generation")
+    if not isinstance(event.fingerprint, dict) or (part := malformed(event.fingerprint)):
+        raise ValueError(f"fingerprint{'' if not event.fingerprint else '.' + str(part)}")
+    if not isinstance(event.differences, list):
+        raise ValueError("differences is no list")
+    return event
 
 
 def append(paths: StudyPaths, event: Event) -> None:

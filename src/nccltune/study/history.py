@@ -74,7 +74,7 @@ def _searched(paths: StudyPaths, number: int, holds: int, event: Event | None) -
     except NccltuneError:
         if number == FIRST:
             raise
-        return None
+        return None if event is None else _gone(number, holds, event)
     base, best = _speeds(summary)
     found = summary.own.verdict if summary.own is not None else None
     kept = "" if event is None else f"; {event.reason}"
@@ -90,6 +90,14 @@ def _searched(paths: StudyPaths, number: int, holds: int, event: Event | None) -
         sentence=f"{verdict_line(summary)}{kept}",
         fingerprint=summary.definition.get("fingerprint") or {},
         holds=number == holds,
+    )
+
+
+def _gone(number: int, holds: int, event: Event) -> Entry:
+    text = f"its folder cannot be read; {event.reason}"
+    nothing = (None, None, None, None, None)
+    return Entry(
+        event.date, "search", number, *nothing, text, event.fingerprint, holds=number == holds
     )
 
 
