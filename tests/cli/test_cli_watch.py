@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from test_cli_run import BEST, ENV_ONLY, SHOW, Runs, sh
 
+from nccltune.cli.watching import Watching, check_watch
+from nccltune.launch.commands import read_command
 from nccltune.output.best import Best
 
 SPEEDS = {"without": [50.0] * 6, "with": [100.0] * 6}
@@ -33,6 +35,14 @@ def handed(job: Runs, best: Best | str, *options: str) -> tuple[Mapping[str, Any
     done = job.run(best, *options, "--", *ASKED)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["watch"], done.stderr
+
+
+def test_metrics_into_a_folder_that_is_not_there_are_told(tmp_path: Path) -> None:
+    job = read_command(["torchrun", "train.py"], {})
+    there = Watching(metrics=str(tmp_path / "job.prom"))
+    assert check_watch(there, job) == []
+    [note] = check_watch(replace(there, metrics=str(tmp_path / "x" / "job.prom")), job)
+    assert "no folder" in note
 
 
 def test_rank_0_is_handed_what_the_file_promises(job: Runs) -> None:

@@ -106,9 +106,15 @@ def options_of(target: Target, typed: Mapping[str, Any]) -> SearchOptions:
     if gpus and "nproc_per_node" not in changed and (options.nproc_per_node or 0) > len(gpus):
         say(f"{options.nproc_per_node} ranks were measured, on the {len(gpus)} GPUs here as many")
         options = replace(options, nproc_per_node=None)
-    if options.script:
-        options = with_scripts_python(options, os.environ)
-    return options
+    if not options.script:
+        return options
+    try:
+        return with_scripts_python(options, os.environ)
+    except UsageError as error:
+        raise UsageError(
+            f"{error}\nthe job of {target.file} is started again from the folder where its command "
+            f"was typed: {target.command}"
+        ) from error
 
 
 def idle_flag(

@@ -35,10 +35,14 @@ def check_watch(asked: Watching, job: JobCommand) -> list[str]:
         )
     if asked.metrics is not None and os.path.isdir(asked.metrics):
         raise UsageError(f"--metrics {asked.metrics}: is a folder; give a file in it, as job.prom")
+    notes = []
+    folder = os.path.dirname(os.path.abspath(asked.metrics or "."))
+    if asked.metrics is not None and not os.path.isdir(folder):
+        notes.append(f"--metrics {asked.metrics}: no folder {folder}: nothing is written")
     if job.way == "other":
         program = os.path.basename(job.argv[0])
-        return [f"--watch reaches only ranks that torchrun starts below {program}"]
-    return []
+        notes.append(f"--watch reaches only ranks that torchrun starts below {program}")
+    return notes
 
 
 def watched(
