@@ -20,8 +20,8 @@ SEARCH = {
     "--data", "--precision", "--channels-last", "--cudnn-benchmark", "--no-cudnn-benchmark",
     "--fix", "--only", "--exclude", "--allow-guarded", "--allow-unsafe", "--study", "--studies-dir",
     "--new", "--seed", "--dry-run", "--json", "--measure-seconds", "--confirm-launches",
-    "--search-anyway", "--unpin", "--optimizer", "--samples-per-step", "--loader-match",
-    "--allow-saves", "--workdir",
+    "--search-anyway", "--with-serials", "--unpin", "--optimizer", "--samples-per-step",
+    "--loader-match", "--allow-saves", "--workdir",
 }  # fmt: skip
 SHOW = {"--trial", "--studies-dir", "--history", "--json"}
 

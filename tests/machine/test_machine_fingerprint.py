@@ -120,6 +120,12 @@ def test_more_gpus_are_one_difference() -> None:
     assert changed(of(), of(four)).keys() == {"gpus"}
 
 
+def test_an_exchanged_gpu_is_told_where_uuids_were_asked_for() -> None:
+    was, now = {**of(), "gpu_uuids": ["GPU-1", "GPU-2"]}, {**of(), "gpu_uuids": ["GPU-1", "GPU-3"]}
+    assert changed(was, now)["gpu_uuids"].matters == frozenset()
+    assert changed(was, of()) == {}
+
+
 def test_network_cards_matter_only_where_the_network_is_used() -> None:
     other = replace(TOPOLOGY, rdma=())
     assert changed(of(), of(topology=other))["nics"].matters == frozenset()

@@ -250,6 +250,11 @@ def _refuse_mixture(context: click.Context) -> None:
     show_default=True,
     help="SCRIPT: run it here, or in a copy of the files that git tracks here.",
 )
+@click.option(
+    "--with-serials",
+    is_flag=True,
+    help="Record the GPUs' UUIDs in the fingerprint too, so that an exchanged GPU is told.",
+)
 @click.option("--study", metavar="NAME", help="Name of the study.  [MODEL-BACKEND-xN]")
 @click.option(
     "--studies-dir",

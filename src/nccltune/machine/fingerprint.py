@@ -1,5 +1,6 @@
 """What a result depends on, in plain values that can be written, hashed and compared later. No host
-names, no addresses, no paths, no serial numbers: site variables that hold such are hashed.
+names, no addresses, no paths: site variables that hold such are hashed. No serial numbers but the
+GPUs' UUIDs where the user asks for them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _COMMUNICATION = frozenset({NCCL, DDP})
 
 PARTS: Mapping[str, frozenset[str]] = {
     "gpus": ALL,
+    "gpu_uuids": frozenset(),
     "gpu_memory_gib": frozenset({BATCH}),
     "nvlinks": _COMMUNICATION,
     "links": _COMMUNICATION,
@@ -50,13 +52,15 @@ PARTS: Mapping[str, frozenset[str]] = {
 }
 """What is compared, and which settings it matters for."""
 _NETWORK_ONLY = frozenset({"nics"})
-_OF_EACH_GPU = frozenset({"gpu_memory_gib", "nvlinks", "links", "pcie", "numa"})
+_OF_EACH_GPU = frozenset({"gpu_uuids", "gpu_memory_gib", "nvlinks", "links", "pcie", "numa"})
 """Told by the number of GPUs already where that differs."""
 _PRIVATE = frozenset({"LD_LIBRARY_PATH", "NCCL_HOSTID", "NCCL_COMM_ID"})
 _GIB = 1 << 30
 
 
-_LISTS = frozenset({"gpus", "gpu_memory_gib", "nvlinks", "pcie", "nics", "transport", "buckets"})
+_LISTS = frozenset(
+    {"gpus", "gpu_uuids", "gpu_memory_gib", "nvlinks", "pcie", "nics", "transport", "buckets"}
+)
 _TABLES = frozenset({"plugins", "site"})
 
 

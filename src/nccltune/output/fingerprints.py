@@ -9,6 +9,7 @@ from nccltune.machine.fingerprint import ALL, Difference
 
 _NAMES = {
     "gpus": "GPUs",
+    "gpu_uuids": "GPUs by UUID",
     "gpu_memory_gib": "GPU memory (GiB)",
     "nvlinks": "NVLinks of each GPU",
     "links": "links between GPUs",

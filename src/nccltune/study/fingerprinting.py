@@ -27,7 +27,10 @@ def fingerprint_of(found: Survey, probe: Mapping[str, Any] | None) -> dict[str, 
     indices = [gpu.index for gpu in found.gpus]
     site = comparable({name: v.value for name, v in found.site.items()})
     job = found.task.to_dict()
-    return with_digest(fingerprint(found.machine, topology, indices, site, probe, job))
+    parts = fingerprint(found.machine, topology, indices, site, probe, job)
+    if found.options.with_serials:
+        parts["gpu_uuids"] = [gpu.uuid for gpu in found.gpus]
+    return with_digest(parts)
 
 
 def comparable(site: Mapping[str, str]) -> dict[str, str]:

@@ -48,6 +48,7 @@ class SearchOptions:
     measure_seconds: float = 1.2
     confirm_launches: int = 12
     search_anyway: bool = False
+    with_serials: bool = False
     optimizer: int | None = None
     samples_per_step: int | None = None
     loader_match: str | None = None
