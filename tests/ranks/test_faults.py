@@ -144,7 +144,7 @@ def test_two_tuners_do_not_share_a_study(cli: Cli) -> None:
     _wait_for_measuring(cli, after=0)
     second = cli.run(*COMMAND, "--trials", "30")  # refused before anything is started
     assert second.returncode == 2
-    assert f"process {first.pid} since" in second.stderr
+    assert f"process {first.pid} of user" in second.stderr
     first.send_signal(signal.SIGTERM)
     first.communicate(timeout=30)
     assert first.returncode == 130

@@ -42,6 +42,7 @@ def script(cli: Cli) -> None:
     (cli.folder / "train.py").write_text(TRAIN)
 
 
+@pytest.mark.slow
 def test_a_search_is_mended_until_it_runs(cli: Cli) -> None:
     """Each command is another one, and none is in the way of the next."""
     study = cli.study("train-gloo-x2")

@@ -66,6 +66,7 @@ def kept_defaults(searched: Run, seed: int, limit: int = 12) -> bool:
     return bool(kept)
 
 
+@pytest.mark.slow
 def test_a_space_that_does_nothing_never_wins(searched: Run) -> None:
     kept_defaults(searched, 0, limit=6)
 

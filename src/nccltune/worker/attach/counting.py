@@ -34,7 +34,7 @@ class SampleCount:
         self._fixed = samples_per_step
         self._record: LoaderRecord | None = None
         self._batches_a_step = 1
-        self._of_steps: list[int] = []
+        self._of_steps: list[tuple[int, int]] = []
         self._ddp: DdpUse | None = None
         self._loaders: LoaderUse | None = None
         self.workers = self.buffered = self.consumed = 0
@@ -107,7 +107,7 @@ class SampleCount:
     def note_samples(self) -> None:
         """Remember how many samples the step that is done had."""
         loaded, forward, _ = self._totals()
-        self._of_steps.append(_samples_of(loaded, forward))
+        self._of_steps.append((loaded, forward))
 
     def _training(self) -> LoaderRecord | None:
         assert self._loaders is not None
@@ -166,16 +166,20 @@ class SampleCount:
         loaded, forward, told = self._totals()
         if alone and len(self._of_steps) > 1 and not self._telling:
             pairs = zip(self._of_steps, self._of_steps[1:], strict=False)
-            return float(statistics.median(after - before for before, after in pairs))
+            # Step by step: a batch that is trained on again and again was loaded once.
+            return float(
+                statistics.median(
+                    _samples_of(after[0] - before[0], after[1] - before[1])
+                    for before, after in pairs
+                )
+            )
         samples = loaded if self._loader_alone else _samples_of(loaded, forward)
         return (told if self._telling else samples) / max(1, steps)
 
     def _totals(self) -> tuple[int, int, int]:
         assert self._ddp is not None and self._loaders is not None
         record = self._training()
-        # A batch that is trained on again and again was loaded once.
-        fed = record is not None and 2 * record.fed >= self._steps
-        loaded = record.samples if record is not None and fed else 0
+        loaded = 0 if record is None else record.samples
         return loaded, self._ddp.samples, self._told
 
 
