@@ -32,7 +32,8 @@ ARROWS: dict[str, set[str]] = {
     "output": {"errors", "machine", "nccl", "safe_yaml", "stats"},
     "launch": {"__init__", "errors", "machine", "nccl", "worker"},
     "study": {
-        "__init__", "errors", "launch", "machine", "nccl", "output", "space", "stats", "worker",
+        "__init__", "errors", "launch", "machine", "nccl", "output", "safe_yaml", "space", "stats",
+        "worker",
     },
     "cli": {
         "__init__", "errors", "launch", "machine", "nccl", "output", "space", "stats", "study",

@@ -409,7 +409,7 @@ def test_a_definition_is_read_back(paths: StudyPaths) -> None:
         ("version: 2\n", "not a study of version 1"),
         ("- 1\n", "not a study of version 1"),
         ("", "not a study of version 1"),
-        ("a: [", "cannot be read"),
+        ("a: [", "not valid YAML"),
     ],
 )
 def test_another_file_is_no_definition(paths: StudyPaths, text: str, reason: str) -> None:
