@@ -114,7 +114,8 @@ def test_a_promise_that_is_not_kept(cli: Cli) -> None:
     said = done.stderr.splitlines()
     after = {line.split(":")[1] for line in said[: said.index(slow)] if "step" in line}
     assert after == {" step 5", " step 10", " step 15", " step 20"}  # the first is not judged
-    (note,) = lines(done, "note")
+    missing, note = lines(done, "note")
+    assert "no/such/job.prom: no folder " in missing  # told before the job begins
     folder = cli.folder / "no/such/job.prom"
     assert note == (
         f"nccltune: note: {folder} cannot be written: No such file or directory; the job goes on"
