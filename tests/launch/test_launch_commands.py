@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nccltune.launch.commands import JobCommand, python_script, read_command
+from nccltune.launch.commands import JobCommand, python_script, rank_count, read_command
 
 
 @pytest.fixture
@@ -114,3 +114,12 @@ def test_everything_else(programs: dict[str, str], command: str, python: str | N
 
 def test_a_first_line_that_leaves_it_to_env(programs: dict[str, str]) -> None:
     assert read_command(["by-env"], programs).python == f"{programs['PATH']}/python3"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("8", 8), (None, None), ("gpu", None), ("auto", None), ("", None), ("-1", None),
+     ("9" * 5000, None)],
+)  # fmt: skip
+def test_a_number_of_ranks(text: str | None, count: int | None) -> None:
+    assert rank_count(text) == count

@@ -18,7 +18,7 @@ from nccltune.cli.speaking import say
 from nccltune.cli.watching import Watching, check_watch, watched
 from nccltune.errors import UsageError
 from nccltune.launch.attached import ENTRY, lasting_attached_python
-from nccltune.launch.commands import JobCommand, read_command
+from nccltune.launch.commands import JobCommand, rank_count, read_command
 from nccltune.launch.libraries import libraries_of
 from nccltune.machine.facts import this_machine
 from nccltune.machine.fingerprint import Fingerprint, differences, fingerprint
@@ -37,7 +37,6 @@ from nccltune.worker.attach import APPLY, PYTHON_EXEC, USERS_PYTHON_EXEC
 
 # How many there are, for ranks that are started one by one: by torchrun, srun, or mpirun.
 _RANKS = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-_DIGITS = 10  # of a number of ranks
 _STUDIES = Path("studies")  # where `search` puts them
 # Which of those on one host this is; the first of them speaks.
 _LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
@@ -139,8 +138,7 @@ def _here(best: Best, job: JobCommand) -> Fingerprint:
     if job.python is not None:
         found = libraries_of(job.python, os.environ)
         machine = machine.with_job({"torch": found.torch, "nccl_built": _release(found.nccl)})
-    told = job.ranks is not None and job.ranks.isdecimal() and len(job.ranks) < _DIGITS
-    ranks = int(job.ranks or 0) if told else None
+    ranks = rank_count(job.ranks)
     topology = read_topology(os.environ, use_gpus=use_gpus)
     site = {name: v.value for name, v in site_variables(os.environ).items()}
     indices = [gpu.index for gpu in gpus[:ranks]]

@@ -13,6 +13,7 @@ from typing import Literal
 _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*t?")
 _LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch")
 _SHEBANG_BYTES = 512
+_DIGITS = 10  # of a number of ranks: int() refuses thousands
 
 # Options of torchrun that take no value of their own; all others do, those to come too.
 _FLAGS = {
@@ -47,6 +48,13 @@ class JobCommand:
     without_python: str | None = None
     script: int | None = None
     options: int = 0
+
+
+def rank_count(text: str | None) -> int | None:
+    """What --nproc-per-node says, where it is a number; None for gpu, auto and nonsense."""
+    if text is None or not text.isdecimal() or len(text) >= _DIGITS:
+        return None
+    return int(text)
 
 
 def read_command(argv: Sequence[str], environ: Mapping[str, str]) -> JobCommand:

@@ -54,6 +54,9 @@ KINDS: dict[str, Kind] = {
     **{name: Kind("ddp", "must be true or false", _switch) for name in DDP_DEFAULTS},
 }
 
+OF_LOADER = tuple(name for name, kind in KINDS.items() if kind.target == "loader")
+"""DataLoader arguments that are searched."""
+
 SET_BY_RULE = frozenset({"pin_memory", "persistent_workers"})
 """DataLoader arguments that follow from the others and are no choice."""
 

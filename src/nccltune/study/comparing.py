@@ -16,6 +16,7 @@ from nccltune.launch.stopping import StopFlag
 from nccltune.launch.turns import Side, Turns, take_turns
 from nccltune.machine.gpus import Gpu
 from nccltune.nccl.site import SiteVariable
+from nccltune.space.arguments import OF_LOADER
 from nccltune.stats.verdict import Block, Verdict, baseline_first, settle
 from nccltune.study.budget import patient
 from nccltune.study.definition import Task
@@ -208,7 +209,7 @@ def process_env(side: JobSettings, site: Mapping[str, SiteVariable]) -> dict[str
 
 def effective_of(side: JobSettings, task: Task, site: Mapping[str, SiteVariable]) -> Effective:
     """What ranks are given for a side; all its variables are there when they start."""
-    workers = {k: v for k, v in side.loader.items() if k in ("num_workers", "prefetch_factor")}
+    workers = {k: v for k, v in side.loader.items() if k in OF_LOADER}
     script = task.script
     return Effective(
         process_env=process_env(side, site),

@@ -9,12 +9,10 @@ from typing import Any
 
 from nccltune.errors import NccltuneError
 from nccltune.machine.fingerprint import Difference, differences
-from nccltune.space import key
 from nccltune.study.fingerprinting import DIGEST, without_digest
 from nccltune.study.folder import StudyPaths
 from nccltune.study.generations import FIRST, Event, current, read_history
-from nccltune.study.outcomes import verdict_line
-from nccltune.study.records import Measurement
+from nccltune.study.outcomes import launches_behind, verdict_line
 from nccltune.study.summary import Summary
 
 _DROP = 0.05  # of the defaults' samples/s, where a study does not know its noise
@@ -121,35 +119,11 @@ def _speeds(summary: Summary) -> tuple[float | None, float | None]:
     own = summary.own
     if own is None or not own.faster:
         return (statistics.median(summary.noise) if summary.noise else None), None
-    ours = [
-        m
-        for m in _confirming(summary, "candidate")
-        if key(m.configuration) == key(own.configuration)
-    ]
-    shown = {m.compared.comparison for m in ours if m.compared is not None}
-    base = [
-        m
-        for m in _confirming(summary, "baseline")
-        if m.compared is not None and m.compared.comparison in shown
-    ]
-    return _median(base), _median(ours)
-
-
-def _confirming(summary: Summary, side: str) -> list[Measurement]:
-    return [
-        m
-        for m in summary.measurements.values()
-        if m.compared is not None and m.compared.side == side and m.compared.comparison in _WHOLE
-    ]
-
-
-_WHOLE = frozenset({"winner", "reduced"})
-"""Comparisons of a whole configuration with the baseline."""
-
-
-def _median(found: Sequence[Measurement]) -> float | None:
-    values = [m.value for m in found if m.value is not None]
-    return statistics.median(values) if values else None
+    blocks = launches_behind(summary, own)
+    if not blocks:
+        return None, None
+    defaults, best = zip(*blocks, strict=True)
+    return statistics.median(defaults), statistics.median(best)
 
 
 def _compared(entries: Sequence[Entry]) -> Iterator[Entry]:

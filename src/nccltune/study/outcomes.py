@@ -10,7 +10,7 @@ from nccltune.output import verdicts
 from nccltune.space import Value, changes
 from nccltune.stats.noise import noise_threshold
 from nccltune.stats.step import Diagnosis
-from nccltune.stats.verdict import Verdict
+from nccltune.stats.verdict import Block, Verdict
 from nccltune.study.blocks import against_baseline
 from nccltune.study.bounds import left_out
 from nccltune.study.confirm import Answer
@@ -83,15 +83,20 @@ def _speeds(summary: Summary, answer: Answer) -> dict[str, list[float]] | None:
     """Samples/s of the launches that the verdict rests on, block by block; None where they are not
     all in the records.
     """
-    if answer.verdict is None:
-        return None
-    measurements = list(summary.measurements.values())
-    blocks = against_baseline(measurements, answer.configuration, answer.verdict.launches)
+    blocks = launches_behind(summary, answer)
     if not blocks:
         return None
     sides = zip(*blocks, strict=True)
     without, with_settings = ([float(f"{speed:.6g}") for speed in side] for side in sides)
     return {"without": without, "with": with_settings}
+
+
+def launches_behind(summary: Summary, answer: Answer) -> list[Block] | None:
+    """The blocks that its verdict rests on; None where they are not all in the records."""
+    if answer.verdict is None:
+        return None
+    measurements = list(summary.measurements.values())
+    return against_baseline(measurements, answer.configuration, answer.verdict.launches)
 
 
 def _proof(summary: Summary, outcome: Outcome) -> dict[str, Any] | None:

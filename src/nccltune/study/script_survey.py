@@ -14,6 +14,7 @@ from typing import Any
 from nccltune.errors import StudyError, UsageError
 from nccltune.launch.alone import ask_twice_if_lost
 from nccltune.launch.ask import JobPython
+from nccltune.launch.commands import rank_count
 from nccltune.launch.emulation import pinned_variables
 from nccltune.launch.protocol import Launcher, Limits
 from nccltune.launch.script import ScriptCommand, read_script
@@ -139,11 +140,11 @@ def _asked_ranks(options: SearchOptions, command: ScriptCommand) -> int | None:
     if command.options is None:
         return own
     text = command.ranks or "1"
-    if not text.isdecimal():
+    if (count := rank_count(text)) is None:
         return own  # gpu, auto: as many as there are
-    if own is not None and own != int(text):
+    if own is not None and own != count:
         raise UsageError(f"--nproc-per-node {own}: torchrun is given {text}; leave one of them out")
-    return int(text)
+    return count
 
 
 def _workload(command: ScriptCommand, device: str, backend: str, seed: int) -> Workload:

@@ -10,10 +10,9 @@ from typing import Any
 from nccltune.errors import UsageError
 from nccltune.launch.script import ScriptCommand
 from nccltune.space import Value
+from nccltune.space.arguments import OF_LOADER
 from nccltune.space.scalars import show
 
-_INJECTED = ("num_workers", "prefetch_factor")
-"""DataLoader arguments that the attachment can pass."""
 _UNSET = {"bucket_cap_mb": "25", "prefetch_factor": "2"}
 """What a script is given for a value that is not set: torch's own default."""
 
@@ -127,7 +126,7 @@ def _not_injected(
         reasons["static_graph"] = f"{name} accumulates gradients, which it breaks"
     loader = known.loader
     if loader is None:
-        reasons |= dict.fromkeys(_INJECTED, f"no DataLoader of {name} feeds the training")
+        reasons |= dict.fromkeys(OF_LOADER, f"no DataLoader of {name} feeds the training")
     elif loader["iterable"]:
         reasons["num_workers"] = f"{name} has an IterableDataset: other workers read other data"
     return reasons

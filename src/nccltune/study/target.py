@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nccltune.errors import UsageError
-from nccltune.output.best import Best, read_best
+from nccltune.output.best import Best, read_best, result_file
 from nccltune.output.writers import others_can_write
 from nccltune.study.folder import StudyPaths, find_study, read_definition
 from nccltune.study.generations import current, read_history
@@ -34,9 +34,7 @@ def read_target(text: str, studies_dir: Path) -> Target:
     if given.is_file():
         return _of_file(given)
     paths = find_study(text, studies_dir)
-    if not paths.best_yaml.is_file():
-        raise UsageError(f"{paths.folder}: has no best.yaml yet; `nccltune search` goes on with it")
-    return _of_study(paths, paths.best_yaml)
+    return _of_study(paths, result_file(paths.folder))
 
 
 def _of_file(file: Path) -> Target:

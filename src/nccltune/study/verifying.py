@@ -13,7 +13,7 @@ from nccltune.nccl.site import SiteVariable, asks_for_multicast, multicast_is_of
 from nccltune.output.best import Best
 from nccltune.output.verdicts import sentence
 from nccltune.output.words import settings as listed
-from nccltune.space.arguments import KINDS
+from nccltune.space.arguments import KINDS, OF_LOADER
 from nccltune.stats.verdict import FEWEST, Verdict
 from nccltune.study.probing import fixed_env
 from nccltune.study.settings_file import DEFAULTS, JobSettings
@@ -30,7 +30,6 @@ WORDS: Mapping[Status, str] = {
     "harmful": "harmful now",
     "cannot_tell": "cannot tell",
 }
-_OF_A_LOADER = ("num_workers", "prefetch_factor")
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ def acting_here(
             dead[name] = "no rank uses NCCL here"
         elif why := why_dead(name, version, known.get("transport") or (), known.get("network")):
             dead[name] = why
-    given = {name: settings.loader[name] for name in _OF_A_LOADER if name in settings.loader}
+    given = {name: settings.loader[name] for name in OF_LOADER if name in settings.loader}
     acting = JobSettings(
         name=settings.name,
         env={n: v for n, v in settings.env.items() if n not in dead and n not in kept},
@@ -171,7 +170,7 @@ def _own(found: Survey) -> JobSettings:
 
 def _fixed_loader(found: Survey) -> dict[str, Any]:
     fixed = found.options.fix.items()
-    return {n: v for n, v in fixed if n in _OF_A_LOADER and v is not None}
+    return {n: v for n, v in fixed if n in OF_LOADER and v is not None}
 
 
 # The answer.
