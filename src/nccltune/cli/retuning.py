@@ -16,7 +16,7 @@ from nccltune.cli.cache import cache_folder
 from nccltune.cli.launching import tell_notes
 from nccltune.cli.search import command_with
 from nccltune.cli.speaking import say, tell
-from nccltune.cli.starting import Start, end_old, plain_launcher, started, tell_setting
+from nccltune.cli.starting import Start, end_old, started, tell_setting
 from nccltune.cli.studying import carry_out
 from nccltune.cli.verifying import NOT_GOOD, Checker, idle_flag, options_of, print_lines, silent
 from nccltune.errors import UsageError
@@ -203,19 +203,19 @@ class _Retuning:
         begun = made.definition.exists()
         say(f"generation {number} {'goes on' if begun else 'begins'}, in {made.folder}")
         private = {str(self.start.worker_path.absolute()): "worker"}
-        plain = plain_launcher(self.start.launcher, self.start.stop)
         try:
             with locked(made):
                 summary, ending = carry_out(
                     self._asked(check),
                     made,
                     self.checker.launcher,
-                    plain,
+                    self.checker.plain,
                     cache_folder(),
                     self.start.stop,
                     private,
                     self._earlier,
                     again=f"nccltune retune {self.paths.name}",
+                    probed=self.checker.probe,
                 )
         except OtherStudy as error:
             if not begun:

@@ -62,10 +62,11 @@ def carry_out(
     private: Mapping[str, str],
     earlier: Callable[[ResolvedSpace], Sequence[Earlier]] = lambda _space: (),
     again: str | None = None,
+    probed: dict[str, Any] | None = None,
 ) -> tuple[Summary, Ending]:
     """The study at its end, and what ended it. `plain` starts ranks by plain torchrun commands,
     `private`: see `Measurer`; `earlier` says what to try first, `again` which command goes on
-    after an interruption. Raises NccltuneError.
+    after an interruption, `probed` is what a first launch has shown already. Raises NccltuneError.
     """
     stored = read_definition(paths) if paths.definition.exists() else None
     if stored is not None and not has_results(paths):
@@ -86,7 +87,7 @@ def carry_out(
         place_worker(paths.worker)
     else:
         place_worker(paths.worker)
-        probe = first_launch(found, launcher, plain, paths.logs / "probe", cache)
+        probe = probed or first_launch(found, launcher, plain, paths.logs / "probe", cache)
         found = with_facts(found, probe)
         space = resolve_space(found, probe)
         refuse_no_place(found, space)

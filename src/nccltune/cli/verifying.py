@@ -136,13 +136,14 @@ def idle_flag(
 
 class Checker:
     """Checks results in what `started` gives. `tell` is given what differs here as soon as it is
-    known; `found`, `probe` and `launcher` are what a search can go on with.
+    known; `found`, `probe`, `launcher` and `plain` are what a search can go on with.
     """
 
     def __init__(self, start: Start, logs: Path, deadline: float | None, tell: _Tell) -> None:
         self._start, self._logs, self._deadline, self._tell = start, logs, deadline, tell
         self.found: Survey = start.found
         self.launcher: Launcher = start.launcher
+        self.plain = plain_launcher(start.launcher, start.stop)
         self.probe: dict[str, Any] | None = None
 
     def __call__(self, target: Target) -> Check:
@@ -188,11 +189,10 @@ class Checker:
         if not self.found.options.allow_busy:
             self._start.stop.check_now()
             refuse_busy(self.found.gpus)
-        plain = plain_launcher(self._start.launcher, self._start.stop)
         logs = self._logs / "probe"
-        self.probe = first_launch(self.found, self.launcher, plain, logs, cache_folder())
+        self.probe = first_launch(self.found, self.launcher, self.plain, logs, cache_folder())
         self.found = with_facts(self.found, self.probe)
-        self.launcher = suited(self.found, self.launcher, plain, self.probe)
+        self.launcher = suited(self.found, self.launcher, self.plain, self.probe)
 
     def _compared(self, best: Best, acting: Acting, check: Check) -> Check:
         comparison = self.comparison(self._deadline)
