@@ -52,7 +52,7 @@ OWNERS: dict[str, set[str]] = {
     "pydantic": {"space"},
     "pynvml": {"machine"},
     "psutil": {"machine"},
-    "numpy": set(),
+    "numpy": {"study"},
     "scipy": {"stats"},
 }
 

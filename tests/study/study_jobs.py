@@ -14,15 +14,17 @@ from nccltune.launch.stopping import StopFlag
 from nccltune.machine.facts import Machine
 from nccltune.nccl.site import SiteVariable
 from nccltune.space import Facts, ResolvedSpace, Selection, Space, resolve
+from nccltune.study.batch_sizes import Memory, stage_parameters
 from nccltune.study.blocks import Launch
 from nccltune.study.budget import Budget
 from nccltune.study.definition import Definition, Task
 from nccltune.study.effects import Silences
 from nccltune.study.folder import StudyPaths, locked
 from nccltune.study.measuring import Measurer
-from nccltune.study.planner import Memory, Planner, stage_parameters
+from nccltune.study.planner import Planner
 from nccltune.study.proposals import Proposal, Proposer
 from nccltune.study.records import Measurement, Stage, Trial
+from nccltune.study.sampling.choosing import samplers
 from nccltune.study.search import Search
 from nccltune.study.store import Store
 from nccltune.worker.spec import Settings, Workload
@@ -352,8 +354,10 @@ def planner_of(
     seed: int = 0,
     memory: Memory = UNLIMITED,
     silences: Silences | None = None,
+    sampler: str = "tpe",
 ) -> Planner:
-    proposer = Proposer(paths.journal, stage_parameters(space), trials, seed)
+    made = samplers(sampler, space, seed)
+    proposer = Proposer(paths.journal, stage_parameters(space), trials, made)
     return Planner(space, proposer, TASK.batch_size, memory, silences)
 
 
@@ -432,6 +436,11 @@ class Script:
         self.asked.append(self.trials)
         values = self.proposals[place] if place < len(self.proposals) else self.baseline
         return Proposal(stage, values, cast("Any", place))
+
+    def guided(self, stage: Stage) -> None:
+        """None of ours: what the planner does for samplers without an opinion."""
+
+    origin = staticmethod(Proposer.origin)
 
     def reject(self, proposal: Proposal, value: float | None) -> None:
         self.rejected.append((proposal.values, value))

@@ -22,17 +22,17 @@ from study_jobs import (
 )
 
 from nccltune.space import ResolvedSpace, key, violation
-from nccltune.study.budget import Budget
-from nccltune.study.folder import StudyPaths
-from nccltune.study.planner import (
+from nccltune.study.batch_sizes import (
     FEWEST_FOR_BATCH,
     Memory,
-    Planner,
     foreseen_memory,
     larger_batches,
     leaves_out_larger,
     stage_parameters,
 )
+from nccltune.study.budget import Budget
+from nccltune.study.folder import StudyPaths
+from nccltune.study.planner import Planner
 from nccltune.study.records import Trial
 from nccltune.study.store import Store
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nccltune.cli.search import command_with, options_again
+from nccltune.cli.again import command_with, options_again
 from nccltune.cli.verifying import options_of
 from nccltune.errors import UsageError
 from nccltune.study.generations import Event, append

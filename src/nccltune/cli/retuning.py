@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from nccltune.cli import documents, tables
+from nccltune.cli.again import command_with
 from nccltune.cli.cache import cache_folder
 from nccltune.cli.launching import tell_notes
-from nccltune.cli.search import command_with
 from nccltune.cli.speaking import say, tell
 from nccltune.cli.starting import Start, end_old, started, tell_setting
 from nccltune.cli.studying import carry_out

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,10 +58,7 @@ def measure_seconds(text: str) -> Callable[[Callable[..., Any]], Callable[..., A
     )
 
 
-_OF_OUR_JOB = (
-    *("model", "image_size", "data", "precision", "channels_last", "cudnn_benchmark"),
-    "search_anyway",
-)
+_OF_OUR_JOB = (*("model", "image_size", "data", "precision", "channels_last", "cudnn_benchmark"),)
 _OF_SCRIPTS = ("optimizer", "samples_per_step", "loader_match", "allow_saves", "workdir")
 
 
@@ -217,7 +213,7 @@ def _refuse_mixture(context: click.Context) -> None:
 @click.option(
     "--search-anyway",
     is_flag=True,
-    help="Also search settings that cannot win more than the noise, by what a step consists of.",
+    help="Go on until --trials are spent, also with settings that cannot win more than the noise.",
 )
 @click.option(
     "--optimizer",
@@ -264,6 +260,14 @@ def _refuse_mixture(context: click.Context) -> None:
     metavar="DIR",
 )
 @click.option("--new", is_flag=True, help="Start anew; an existing folder is renamed and kept.")
+@click.option(
+    "--sampler",
+    type=click.Choice(["guided", "tpe", "random"]),
+    default="guided",
+    show_default=True,
+    help="What proposes the next trial. guided: our own, by presets, a model of what each setting "
+    "does, and what a trial costs.",
+)
 @click.option("--seed", type=click.IntRange(0, (1 << 32) - 1), default=0, show_default=True)
 @click.option(
     "--dry-run", is_flag=True, help="Show space, launch plan and forecast; start nothing."
@@ -286,55 +290,11 @@ def search(context: click.Context, /, **given: Any) -> int:
     if nothing_follows(context):
         raise UsageError("nothing after --; give the training script")
     dry_run, as_json = given.pop("dry_run"), given.pop("as_json")
-    options = _options(context, given, ("nccltune", *sys.argv[1:]))
+    options = options_of(context, given, ("nccltune", *sys.argv[1:]))
     return run_search(options, dry_run=dry_run, as_json=as_json)
 
 
-def options_again(command: str) -> SearchOptions:
-    """What a command that a study has recorded asked for. Raises UsageError."""
-    from nccltune.errors import UsageError
-
-    try:
-        words = shlex.split(command)
-        if words[1:2] != ["search"]:
-            raise UsageError(f"not a search: {command[:200]!r}")
-        with search.make_context("search", words[2:]) as context:
-            given = {n: v for n, v in context.params.items() if n not in ("dry_run", "as_json")}
-            return _options(context, given, tuple(words))
-    except (ValueError, click.ClickException, click.exceptions.Exit) as error:
-        told = "it searches nothing"
-        if not isinstance(error, click.exceptions.Exit):
-            told = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        raise UsageError(
-            f"the recorded command cannot be read again ({told}): {command[:200]!r}"
-        ) from None
-
-
-def command_with(
-    command: Sequence[str], changed: Mapping[str, Any], only: Sequence[str]
-) -> tuple[str, ...]:
-    """A recorded command with other values of options that may stand once, and another --only."""
-    words = list(command)
-    end = words.index("--") if "--" in words else len(words)
-    own, rest = words[:end], words[end:]
-    kept = []
-    following = iter(own)
-    for word in following:
-        if word == "--only":
-            next(following, None)
-        elif not word.startswith("--only="):
-            kept.append(word)
-    for name, value in changed.items():
-        option = f"--{name.replace('_', '-')}"
-        if value is True:
-            kept.append(option)
-        elif value is not None and value is not False:
-            kept += [option, str(value)]
-    kept += [word for name in only for word in ("--only", name)]
-    return (*kept, *rest)
-
-
-def _options(
+def options_of(
     context: click.Context, given: Mapping[str, Any], command: tuple[str, ...]
 ) -> SearchOptions:
     _refuse_mixture(context)

@@ -23,7 +23,13 @@ from nccltune.output.diagnosis import paragraph
 from nccltune.output.verdicts import percent, repeated
 from nccltune.space import ResolvedSpace
 from nccltune.stats.noise import noise_threshold
-from nccltune.study.bounds import left_out
+from nccltune.study.batch_sizes import (
+    FEWEST_FOR_BATCH,
+    Memory,
+    leaves_out_larger,
+    stage_parameters,
+)
+from nccltune.study.bounds import gains, left_out
 from nccltune.study.budget import Budget
 from nccltune.study.confirming import confirm_results
 from nccltune.study.definition import Definition, command_line, refuse_changes
@@ -32,24 +38,16 @@ from nccltune.study.effects import Silences
 from nccltune.study.fingerprinting import fingerprint_of
 from nccltune.study.folder import StudyPaths, forget, has_records, read_definition
 from nccltune.study.measuring import Measurer
-from nccltune.study.planner import (
-    FEWEST_FOR_BATCH,
-    Earlier,
-    Memory,
-    Planner,
-    leaves_out_larger,
-    stage_parameters,
-)
+from nccltune.study.planner import Earlier, Planner
 from nccltune.study.proposals import Proposer
 from nccltune.study.results import write_results
+from nccltune.study.sampling.choosing import samplers
 from nccltune.study.script_survey import refuse_no_place, with_facts
 from nccltune.study.search import Ending, Search
 from nccltune.study.store import Store, has_results
 from nccltune.study.summary import Summary
 from nccltune.study.survey import Survey, nccl_version, refuse_busy, refuse_empty, resolve_space
 from nccltune.worker.spec import Settings
-
-_SAMPLER = "tpe"
 
 
 def carry_out(
@@ -115,7 +113,7 @@ def definition_of(found: Survey, space: ResolvedSpace, probe: dict[str, Any] | N
         task=found.task,
         space=space,
         machine=found.machine,
-        sampler=_SAMPLER,
+        sampler=found.options.sampler,
         seed=found.options.seed,
         command=found.options.command,
         probe=probe,
@@ -142,7 +140,11 @@ def _measure(
         say(f"study {store.paths.name} {verb}: {done} of {trials} trials are there")
     budget = Budget(trials, found.options.time_budget)
     proposer = Proposer(
-        store.paths.journal, stage_parameters(space), store.trials, found.options.seed
+        store.paths.journal,
+        stage_parameters(space),
+        store.trials,
+        samplers(found.options.sampler, space, found.options.seed),
+        lambda trial: store.measurement(trial).launch,
     )
     memory = Memory(min(found.machine.gpu_memory_bytes, default=None), store.peak_memory)
     silences = Silences(store.measurements, space)
@@ -172,14 +174,23 @@ def _measure(
             reporter=reporter,
             stop=stop,
             confirm=limit > 0,
+            settle=not found.options.search_anyway,
         )
-        search.narrow = partial(_narrow, found, measurer, reporter)
+        search.narrow = partial(_narrow, found, measurer, planner, reporter)
         try:
             ending: Ending | None = search.run()
             if search.confirm:
                 seed = found.options.seed
                 confirmed = confirm_results(
-                    measurer, budget, reporter, stop, space, limit, plain, seed
+                    measurer,
+                    budget,
+                    reporter,
+                    stop,
+                    space,
+                    limit,
+                    plain,
+                    seed,
+                    found.options.sampler,
                 )
         except Interrupted:
             ending = None
@@ -191,7 +202,9 @@ def _measure(
     return ending
 
 
-def _narrow(found: Survey, measurer: Measurer, reporter: PlainReporter) -> tuple[str, ...]:
+def _narrow(
+    found: Survey, measurer: Measurer, planner: Planner, reporter: PlainReporter
+) -> tuple[str, ...]:
     """Says where a step's time goes. Returns the parameters that the search leaves out for it."""
     store, space = measurer.store, measurer.space
     if found.task.script is not None:
@@ -211,6 +224,7 @@ def _narrow(found: Survey, measurer: Measurer, reporter: PlainReporter) -> tuple
         record(store, diagnosis, measurer.launcher.name, time.monotonic() - began)
         reporter.note(paragraph(diagnosis))
     threshold = noise_threshold([store.noise()])
+    planner.expect(gains(space, diagnosis))
     leave = left_out(space, diagnosis, threshold)
     for about, names in leave.items():
         verb = "searched all the same" if found.options.search_anyway else "not searched"
@@ -246,6 +260,9 @@ def _told_ending(
         "trials": f"done: {count}",
         "time": f"the time budget is spent after {done} of {found.options.trials} trials (a "
         "further one would end after it); the same command goes on",
+        "settled": f"done after {count} of {found.options.trials}: more are unlikely to find "
+        "anything at your batch size that is faster by more than launches scatter "
+        "(--search-anyway goes on)",
         "exhausted": f"done after {count}: nothing else that is legal here and could win "
         "something is left at your batch size (larger ones get a quarter of 8 or more trials)",
     }

@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nccltune.cli.again import command_with, options_again
 from nccltune.cli.cache import cache_folder
 from nccltune.cli.first_launch import first_launch, suited
 from nccltune.cli.idle import IdleFlag, wait_for_idle
 from nccltune.cli.launching import comparison_of, tell_notes
-from nccltune.cli.search import command_with, options_again
 from nccltune.cli.speaking import say, tell
 from nccltune.cli.starting import Start, end_old, plain_launcher, started, tell_setting
 from nccltune.errors import UsageError

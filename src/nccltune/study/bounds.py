@@ -15,16 +15,31 @@ def left_out(
     """Parameters that cannot win as much as noise hides here, by what they are about: communication
     (NCCL and DDP) and the loader. None where noise would hide nearly everything.
     """
+    leave = {}
+    for name, (limit, names) in _groups(space, found).items():
+        if names and limit < threshold <= TOO_NOISY:
+            leave[name] = names
+    return leave
+
+
+def gains(space: ResolvedSpace, found: Diagnosis) -> dict[str, float]:
+    """The most that each parameter can win, as a ratio above 1, where a bound speaks of it."""
+    groups = _groups(space, found).values()
+    return {name: 1 + limit for limit, names in groups for name in names}
+
+
+def _groups(space: ResolvedSpace, found: Diagnosis) -> dict[str, tuple[float, tuple[str, ...]]]:
     groups = {
         "communication": (found.communication_limit, ("env", "ddp")),
         "loader": (found.loader_limit, ("loader",)),
     }
-    leave = {}
-    for name, (limit, targets) in groups.items():
-        names = tuple(p.name for p in space.parameters if p.target in targets and _bounded(p))
-        if names and limit < threshold <= TOO_NOISY:
-            leave[name] = names
-    return leave
+    return {
+        about: (
+            limit,
+            tuple(p.name for p in space.parameters if p.target in targets and _bounded(p)),
+        )
+        for about, (limit, targets) in groups.items()
+    }
 
 
 def _bounded(parameter: Parameter) -> bool:

@@ -27,6 +27,7 @@ from nccltune.study.live_group import Subject
 from nccltune.study.measuring import Measurer
 from nccltune.study.proving import prove
 from nccltune.study.records import Compared, Measurement, larger_winner
+from nccltune.study.sampling.estimates import candidates
 from nccltune.study.store import Store
 
 NOISE_LAUNCHES = 6
@@ -180,6 +181,7 @@ def confirm_results(
     limit: int,
     plain: Launcher,
     seed: int = 0,
+    sampler: str = "tpe",
 ) -> list[str]:
     """Measure what the answers of the study need, as far as time goes. `plain` starts ranks by
     plain torchrun commands, for the last block. Returns what the user should know: why launches did
@@ -200,7 +202,8 @@ def confirm_results(
             stack.callback(each.close)
         launches = Launches(store, long, budget, listener, stop, commands)
         trials = acting(store.trials, store.measurements, space)
-        confirmation = Confirmation(space, trials, noise, limit, launches, seed)
+        ranked = candidates(trials, store.measurements, space, sampler)
+        confirmation = Confirmation(space, ranked, noise, limit, launches, seed)
         own = confirmation.own_batch()
         larger = larger_winner(trials)
         if larger is not None:

@@ -42,9 +42,12 @@ class SearchOptions:
     allow_guarded: bool = False
     allow_unsafe: bool = False
     study: str | None = None
+    storage: str | None = None
+    """A database or journal file in which several tuners share the study."""
     studies_dir: Path = Path("studies")
     new: bool = False
     seed: int = 0
+    sampler: str = "guided"
     measure_seconds: float = 1.2
     confirm_launches: int = 12
     search_anyway: bool = False

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from nccltune.space import Parameter, ResolvedSpace, Value, canonical, changes, key, violation
+from nccltune.space import ResolvedSpace, Value, canonical, changes, key, violation
+from nccltune.study.batch_sizes import FEWEST_FOR_BATCH, Memory, foreseen_memory, larger_batches
 from nccltune.study.budget import Budget
 from nccltune.study.effects import Silences
 from nccltune.study.proposals import Proposal, Proposer
-from nccltune.study.records import Stage, Trial, best_of
+from nccltune.study.records import AGAIN, Stage, Trial, best_of
 
 _BATCH_SHARE = 4  # at most one trial in so many is at another batch size than the user's
-FEWEST_FOR_BATCH = 8
-"""Trials of a search that tries larger batches."""
 _LOOKAHEAD = 4  # proposals that may wait for a worker group that suits them
 _SLOWER = 0.15  # a larger batch that loses so much is past the best one, noise or not
+ENOUGH = 0.05
+"""A search is over when the chance that more trials gain more than noise hides is below that."""
 _ATTEMPTS = 300  # proposals in a row that are illegal or known: then the space is used up
 
 
@@ -35,14 +36,6 @@ class Earlier:
 
     origin: str
     values: Mapping[str, Value]
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What a rank may use (bytes; None: no limit known), and what a trial's fullest rank used."""
-
-    available: int | None
-    peak: Callable[[Trial], int | None]
 
 
 class Planner:
@@ -71,6 +64,11 @@ class Planner:
         self._waiting: dict[Stage, list[Next]] = {"search": [], "batch": []}
         self._used_up: set[Stage] = set()
         self._left_out: frozenset[str] = frozenset()
+        self._threshold: float | None = None
+        self.settled: float | None = None
+        """The chance that more trials at the user's batch size gain more than noise hides, where
+        the search ended because of it.
+        """
         self.rejected: dict[int, str] = {}
         """Batch sizes that are not tried, and why."""
 
@@ -100,6 +98,21 @@ class Planner:
         if names and not self._proposer.leave_out(names, "search"):
             self._used_up.add("search")
 
+    def expect(self, gains: Mapping[str, float]) -> None:
+        """The most that parameters can win, as ratios above 1, by where a step's time goes."""
+        if (sampler := self._proposer.guided("search")) is not None:
+            sampler.expect(gains)
+
+    def know_noise(self, baseline: Sequence[tuple[float, int]], threshold: float | None) -> None:
+        """What launches of the baseline made (samples/s, number of the launch), and the smallest
+        gain that is of use; None: the search goes on until its trials are spent.
+        """
+        self._threshold = threshold
+        if (sampler := self._proposer.guided("search")) is not None:
+            values = self._proposer.as_params(self._space.baseline, "search")
+            for speed, launch in baseline:
+                sampler.repeated(values, speed, launch)
+
     def tell(self, trial: Trial, following: Next) -> None:
         self._proposer.tell(trial, following.proposal)
 
@@ -114,16 +127,24 @@ class Planner:
                 and violation(configuration, self._space) is None
             ):
                 return Next(configuration, "search", each.origin)
+        if self._proposer.guided("search") is None and (found := self._preset(known)) is not None:
+            return found
+        if self._threshold is not None and "search" not in self._used_up:
+            chance = self._proposer.chance("search", self._threshold)
+            if chance < ENOUGH:
+                self.settled = chance
+                self._used_up.add("search")
+        return self._sampled("search", {}, trials, None)
+
+    def _preset(self, known: Collection[str]) -> Next | None:
         for preset in self._space.presets:
             configuration = self._complete(preset.values)
             if self._left_out & changes(configuration, self._space.baseline).keys():
                 continue
-            if (
-                self._effect(configuration) not in known
-                and violation(configuration, self._space) is None
-            ):
+            legal = violation(configuration, self._space) is None
+            if legal and self._effect(configuration) not in known:
                 return Next(configuration, "search", f"preset {preset.name}")
-        return self._sampled("search", {}, trials, None)
+        return None
 
     def _sampled(
         self,
@@ -136,7 +157,7 @@ class Planner:
         measured = {self._effect(t.parameters): t.value for t in trials if t.stage == stage}
         waiting = self._waiting[stage] = self._still_new(stage, measured)
         while stage not in self._used_up and not any(self._cheap(n.configuration) for n in waiting):
-            if len(waiting) >= _LOOKAHEAD:
+            if len(waiting) >= (1 if self._proposer.guided(stage) else _LOOKAHEAD):
                 break
             found = self._drawn(stage, held, measured, batches)
             if found is None:
@@ -167,12 +188,14 @@ class Planner:
             fits = batches is None or configuration.get("batch_size") in batches
             if not fits or violation(configuration, self._space) is not None:
                 self._proposer.reject(proposal, None)
+            elif name in measured and proposal.again and measured[name] is not None:
+                return Next(configuration, stage, AGAIN, proposal)
             elif name in measured:
                 self._proposer.reject(proposal, measured[name])
             elif name in waiting:
                 self._proposer.withdraw(proposal)
             else:
-                return Next(configuration, stage, "sampler", proposal)
+                return Next(configuration, stage, self._proposer.origin(proposal), proposal)
         return None
 
     def close(self) -> None:
@@ -191,7 +214,7 @@ class Planner:
         for following in self._waiting[stage]:
             name = self._effect(following.configuration)
             assert following.proposal is not None  # nothing else waits
-            if name in measured:
+            if name in measured and not following.proposal.again:
                 self._proposer.reject(following.proposal, measured[name])
             elif name in kept:
                 self._proposer.withdraw(following.proposal)
@@ -284,44 +307,3 @@ class Planner:
                     f"of a GPU's {self._memory.available / 2**30:.0f} GiB"
                 )
         return fitting
-
-
-def foreseen_memory(measured: Mapping[int, int], batch_size: int) -> float:
-    """Peak bytes at a batch size, on the line through the two largest that were measured; 0 when
-    two are not known. Activations grow with the batch, everything else stays.
-    """
-    if len(measured) < 2:
-        return 0.0
-    small, large = sorted(measured)[-2:]
-    per_sample = (measured[large] - measured[small]) / (large - small)
-    return measured[large] + per_sample * (batch_size - large)
-
-
-def leaves_out_larger(space: ResolvedSpace, batch_size: int, trials: int) -> bool:
-    """Whether a search of so many trials has none for larger batches, which the space has."""
-    others = any(p.target != "batch" for p in space.parameters)
-    return trials < FEWEST_FOR_BATCH and others and bool(larger_batches(space, batch_size))
-
-
-def larger_batches(space: ResolvedSpace, batch_size: int) -> list[int]:
-    """The batch sizes of the space above the user's own, ascending; empty where not searched."""
-    parameter = next((p for p in space.parameters if p.target == "batch"), None)
-    if parameter is None:
-        return []
-    if parameter.choices is not None:
-        candidates = [c for c in parameter.choices if isinstance(c, int)]
-    else:
-        assert parameter.range is not None
-        candidates, size = [], batch_size * 2
-        while size <= parameter.range.high:
-            candidates.append(size)
-            size *= 2
-    return sorted(size for size in candidates if size > batch_size)
-
-
-def stage_parameters(space: ResolvedSpace) -> dict[Stage, list[Parameter]]:
-    """What the sampler proposes in each stage."""
-    return {
-        "search": [p for p in space.parameters if p.target != "batch"],
-        "batch": [p for p in space.parameters if p.target in ("batch", "loader")],
-    }

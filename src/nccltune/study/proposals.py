@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,14 +14,19 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
+from optuna.samplers import BaseSampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState, create_trial
 
 from nccltune.space import Parameter, Value
-from nccltune.study.records import Stage, Trial
+from nccltune.study.records import AGAIN, Stage, Trial
+from nccltune.study.sampling.estimates import as_proposed
+from nccltune.study.sampling.guided import LAUNCH, NOT_RUN, GuidedSampler
 
-_STARTUP_TRIALS = 8
+Samplers = Callable[[Stage, int], BaseSampler]
+"""Makes the sampler of a stage of a study that has so many trials."""
+
 _TRIAL = "trial"
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -34,6 +39,13 @@ class Proposal:
     stage: Stage
     values: Mapping[str, Value]
     trial: optuna.Trial
+    why: str = ""
+    """What the guided sampler has it from: a preset, its walk, or to measure it again."""
+
+    @property
+    def again(self) -> bool:
+        """Whether a configuration that was measured is to be measured once more, on purpose."""
+        return self.why == AGAIN
 
 
 class Proposer:
@@ -46,8 +58,10 @@ class Proposer:
         journal: Path,
         parameters: Mapping[Stage, Sequence[Parameter]],
         trials: Sequence[Trial],
-        seed: int,
+        samplers: Samplers,
+        launch: Callable[[Trial], int | None] = lambda _trial: None,
     ) -> None:
+        """`launch`: the number of the launch that measured a trial, where it is known."""
         self._parameters = {
             stage: {parameter.name: parameter for parameter in searched}
             for stage, searched in parameters.items()
@@ -56,7 +70,8 @@ class Proposer:
             stage: {parameter.name: distribution(parameter) for parameter in searched}
             for stage, searched in parameters.items()
         }
-        self._seed = seed
+        self._samplers, self._launch = samplers, launch
+        self._made: dict[Stage, BaseSampler] = {}
         try:
             self._studies = self._open(journal, trials)
             agrees = self._agrees(trials)
@@ -76,12 +91,8 @@ class Proposer:
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             storage = JournalStorage(JournalFileBackend(str(journal)))
             for stage in self._distributions:
-                sampler = optuna.samplers.TPESampler(
-                    multivariate=True,
-                    n_startup_trials=_STARTUP_TRIALS,
-                    # resumed: not the same draws again
-                    seed=(self._seed + len(trials)) % (1 << 32),
-                )
+                # resumed: not the same draws again
+                sampler = self._made[stage] = self._samplers(stage, len(trials))
                 studies[stage] = optuna.create_study(
                     storage=storage,
                     study_name=stage,
@@ -107,22 +118,53 @@ class Proposer:
         for parts in (self._distributions, self._parameters):
             kept = {name: found for name, found in parts[stage].items() if name not in names}
             parts[stage] = kept  # type: ignore[assignment]
+        if (sampler := self.guided(stage)) is not None:
+            sampler.leave_out(names)
         return bool(self._distributions[stage])
 
     def ask(self, stage: Stage) -> Proposal:
         study = self._studies[stage]
         trial = study.ask(fixed_distributions=self._distributions[stage])
-        return Proposal(stage, dict(trial.params), trial)
+        sampler = self._made[stage]
+        why = sampler.why if isinstance(sampler, GuidedSampler) else ""
+        return Proposal(stage, dict(trial.params), trial, why)
+
+    @staticmethod
+    def origin(proposal: Proposal) -> str:
+        """Where a trial comes from, as records say it."""
+        return proposal.why if proposal.why.startswith("preset") else "sampler"
+
+    def as_params(self, values: Mapping[str, Value], stage: Stage) -> dict[str, Value]:
+        """A configuration as the sampler of a stage would have proposed it."""
+        return {n: as_proposed(p, values[n]) for n, p in self._parameters[stage].items()}
+
+    def guided(self, stage: Stage) -> GuidedSampler | None:
+        """The sampler of a stage, where it is ours."""
+        sampler = self._made[stage]
+        return sampler if isinstance(sampler, GuidedSampler) else None
+
+    def chance(self, stage: Stage, threshold: float) -> float:
+        """The probability that something is better by more than `threshold` than what was measured;
+        1 where the sampler has no opinion.
+        """
+        sampler = self.guided(stage)
+        if sampler is None:
+            return 1.0
+        return sampler.chance(self._studies[stage], self._distributions[stage], threshold)
 
     def reject(self, proposal: Proposal, value: float | None) -> None:
         """Tell of a proposal that was not run: `value` is that of its twin that was measured, None
         where it broke a rule (told as the worst seen, so that it is not proposed again).
         """
         study = self._studies[proposal.stage]
+        if self.guided(proposal.stage) is not None:
+            self.withdraw(proposal)
+            return
         study.tell(proposal.trial, value if value is not None else self._worst(study))
 
     def withdraw(self, proposal: Proposal) -> None:
         """Take back a proposal that was not run, without telling the sampler anything of it."""
+        proposal.trial.set_user_attr(NOT_RUN, True)
         self._studies[proposal.stage].tell(proposal.trial, state=TrialState.FAIL)
 
     def tell(self, trial: Trial, proposal: Proposal | None = None) -> None:
@@ -130,23 +172,27 @@ class Proposer:
         presets, batch sizes in turn) is added as it is.
         """
         study = self._studies[trial.stage]
-        value = trial.value if trial.value is not None else self._worst(study)
+        attributes = {_TRIAL: trial.number, "state": trial.state}
+        if (launch := self._launch(trial)) is not None:
+            attributes[LAUNCH] = launch
+        value, state = trial.value, TrialState.COMPLETE
+        if value is None and self.guided(trial.stage) is not None:
+            state = TrialState.FAIL  # it knows what to make of a failure
+        elif value is None:
+            value = self._worst(study)
         if proposal is not None:
-            proposal.trial.set_user_attr(_TRIAL, trial.number)
-            proposal.trial.set_user_attr("state", trial.state)
-            study.tell(proposal.trial, value)
+            for name, attribute in attributes.items():
+                proposal.trial.set_user_attr(name, attribute)
+            study.tell(proposal.trial, value, state=state)
             return
         distributions = self._distributions[trial.stage]
         study.add_trial(
             create_trial(
-                state=TrialState.COMPLETE,
-                params={
-                    name: _as_proposed(parameter, trial.parameters[name])
-                    for name, parameter in self._parameters[trial.stage].items()
-                },
+                state=state,
+                params=self.as_params(trial.parameters, trial.stage),
                 distributions=dict(distributions),
                 value=value,
-                user_attrs={_TRIAL: trial.number, "state": trial.state},
+                user_attrs=attributes,
             )
         )
 
@@ -154,20 +200,6 @@ class Proposer:
     def _worst(study: optuna.Study) -> float:
         values = [t.value for t in study.get_trials(deepcopy=False) if t.value is not None]
         return min(values, default=0.0)
-
-
-def _as_proposed(parameter: Parameter, value: Value) -> Value:
-    """A value that the sampler can have proposed. One that does nothing in a configuration is null
-    there, whether or not null is among the choices: any legal value stands for the same job.
-    """
-    if parameter.legal(value):
-        return value
-    if parameter.legal(parameter.default):
-        return parameter.default
-    if parameter.range is not None:
-        return parameter.range.low
-    assert parameter.choices  # one of the two is there
-    return parameter.choices[0]
 
 
 def distribution(parameter: Parameter) -> BaseDistribution:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 Value = None | bool | int | float | str
 Purpose = Literal["search", "noise", "confirm", "diagnose", "proof"]
 State = Literal["complete", "pruned", "failed"]
 Stage = Literal["search", "batch"]
+AGAIN = "again"
+"""Origin of a trial that measures a configuration once more, which luck may have made look good."""
 _SIDES = ("baseline", "candidate")
 
 
@@ -59,6 +63,8 @@ class Measurement:
     compared: Compared | None = None
     taints: tuple[str, ...] = ()
     """What disturbed it: heat, other processes, errors of a GPU."""
+    tuner: str | None = None
+    """Who measured it, where it was another tuner on the same study."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -70,7 +76,7 @@ class Measurement:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
-        found = {"launcher": "torchrun", "compared": None, "taints": (), **data}
+        found = {"launcher": "torchrun", "compared": None, "taints": (), "tuner": None, **data}
         for name in ("utilization", "taints"):
             found[name] = tuple(_list(name, found[name]))
         _check(found)
@@ -86,6 +92,8 @@ def _check(found: Mapping[str, Any]) -> None:
         raise ValueError(f"purpose {found['purpose']!r}, state {found['state']!r}")
     if not isinstance(found["id"], str) or not isinstance(found["configuration"], dict):
         raise TypeError("id or configuration")
+    if not isinstance(found["tuner"], (str, type(None))):
+        raise TypeError("tuner")
     if not all(isinstance(spent, (int, float)) for spent in dict(found["seconds"]).values()):
         raise TypeError("seconds")
     if found["purpose"] in ("noise", "confirm") and found["state"] == "complete":
@@ -160,12 +168,15 @@ class Trial:
 
 
 def noise_speeds(measurements: Iterable[Measurement]) -> list[float]:
-    """Samples/s of the baseline's launches in the search: trial 0 and its repetitions."""
+    """Samples/s of the baseline's launches in the search: trial 0 and its repetitions. Those of
+    another tuner, on other GPUs, say nothing of the noise here.
+    """
     return [
         m.value
         for m in measurements
         if m.value is not None
         and m.state == "complete"
+        and m.tuner is None
         and (m.purpose == "noise" or (m.purpose == "search" and m.trial == 0))
     ]
 
@@ -179,6 +190,20 @@ def larger_winner(trials: Sequence[Trial]) -> Trial | None:
 
 
 def best_of(trials: list[Trial], stage: Stage) -> Trial | None:
-    """The fastest complete trial of a stage. The baseline belongs to the stage `search`."""
+    """The fastest complete trial of a stage. The baseline belongs to the stage `search`. Of trials
+    that repeat a configuration the first stands for all, with the mean of their values.
+    """
     complete = [t for t in trials if t.stage == stage and t.state == "complete"]
+    if any(t.origin == AGAIN for t in complete):
+        complete = _merged(complete)
     return max(complete, key=lambda t: t.value or 0.0, default=None)
+
+
+def _merged(trials: Sequence[Trial]) -> list[Trial]:
+    alike: dict[str, list[Trial]] = {}
+    for trial in trials:
+        alike.setdefault(json.dumps(trial.parameters, sort_keys=True), []).append(trial)
+    return [
+        replace(same[0], value=statistics.fmean(t.value or 0.0 for t in same))
+        for same in alike.values()
+    ]

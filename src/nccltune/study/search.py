@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 from nccltune.errors import StudyError
 from nccltune.launch.protocol import Failure
 from nccltune.launch.stopping import StopFlag
+from nccltune.stats.noise import noise_threshold
 from nccltune.study.budget import Budget, launch_seconds
 from nccltune.study.confirming import (
     NOISE_LAUNCHES,
@@ -19,10 +20,10 @@ from nccltune.study.confirming import (
 from nccltune.study.live_group import Subject
 from nccltune.study.measuring import Measurer
 from nccltune.study.planner import Next, Planner
-from nccltune.study.records import Trial, best_of
+from nccltune.study.records import AGAIN, Trial, best_of
 from nccltune.study.store import Store
 
-Ending = Literal["trials", "time", "exhausted"]
+Ending = Literal["trials", "time", "exhausted", "settled"]
 
 
 class Reporter(Protocol):
@@ -45,6 +46,9 @@ class Search:
     budget: Budget
     reporter: Reporter
     stop: StopFlag
+    settle: bool = True
+    """Whether the search ends when more trials are unlikely to gain more than noise hides."""
+
     confirm: bool = False
     """The baseline is launched anew some times, to know the noise, and time kept for the end."""
 
@@ -77,9 +81,10 @@ class Search:
                 self._narrowed = True
                 self.measurer.close()  # the diagnosis has ranks of its own
                 self.planner.leave_out(self.narrow())
+                self.planner.know_noise(*self._noise())
             following = self.planner.next(self.store.trials, self.budget, self.measurer.suits)
             if following is None:
-                return "exhausted"
+                return "exhausted" if self.planner.settled is None else "settled"
             self._run_trial(following)
 
     def _wants_noise(self) -> bool:
@@ -108,6 +113,17 @@ class Search:
         self.store.add_extra(measurement)
         self.reporter.noise(self.store.noise(), NOISE_LAUNCHES)
 
+    def _noise(self) -> tuple[list[tuple[float, int]], float | None]:
+        """Launches of the baseline beside trial 0, and the smallest gain that can be shown."""
+        repeats = [
+            (m.value, m.launch)
+            for m in self.store.measurements
+            if m.purpose == "noise" and m.value is not None and m.tuner is None
+        ]
+        speeds = self.store.noise()
+        known = self.settle and len(speeds) > 1
+        return repeats, noise_threshold([speeds]) if known else None
+
     def _run_trial(self, following: Next) -> None:
         number = len(self.store.trials)
         self.reporter.trial_begins(number)
@@ -118,6 +134,7 @@ class Search:
             stage=following.stage,
             origin=following.origin,
             trial=number,
+            fresh=following.origin == AGAIN,
             cut_below=incumbent.value if incumbent and compares else None,
         )
         measurement, failure = self.measurer.measure(subject, self.reporter.progress)

@@ -24,6 +24,7 @@ from nccltune.study.records import (
     larger_winner,
     noise_speeds,
 )
+from nccltune.study.sampling.estimates import candidates
 from nccltune.study.store import Store
 
 
@@ -91,7 +92,8 @@ class Summary:
     def _confirmation(self) -> Confirmation:
         found = list(self.measurements.values())
         seed = int(self.definition["seed"])
-        return Confirmation(self.space, self.acting, self.noise, MOST, recorded(found), seed)
+        trials = candidates(self.acting, found, self.space, self.definition["sampler"])
+        return Confirmation(self.space, trials, self.noise, MOST, recorded(found), seed)
 
     @functools.cached_property
     def acting(self) -> list[Trial]:

@@ -1,0 +1,1 @@
+"""Samplers: what configuration is tried next."""
