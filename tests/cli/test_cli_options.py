@@ -21,7 +21,7 @@ SEARCH = {
     "--fix", "--only", "--exclude", "--allow-guarded", "--allow-unsafe", "--study", "--studies-dir",
     "--new", "--seed", "--dry-run", "--json", "--measure-seconds", "--confirm-launches",
     "--search-anyway", "--with-serials", "--unpin", "--optimizer", "--samples-per-step",
-    "--loader-match", "--allow-saves", "--workdir",
+    "--loader-match", "--allow-saves", "--workdir", "--storage", "--sampler", "--pruner",
 }  # fmt: skip
 SHOW = {"--trial", "--studies-dir", "--history", "--json"}
 
@@ -95,6 +95,8 @@ def test_choices_and_defaults() -> None:
     }
     assert choices == {
         "device": ["auto", "cuda", "cpu"],
+        "pruner": ["own", "none", "median", "wilcoxon", "hyperband"],
+        "sampler": ["guided", "tpe", "random", "gp", "cmaes", "walk"],
         "backend": ["auto", "nccl", "gloo"],
         "launcher": ["auto", "warm", "torchrun"],
         "precision": ["fp32", "tf32", "bf16", "fp16"],

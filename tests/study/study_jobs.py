@@ -24,7 +24,7 @@ from nccltune.study.measuring import Measurer
 from nccltune.study.planner import Planner
 from nccltune.study.proposals import Proposal, Proposer
 from nccltune.study.records import Measurement, Stage, Trial
-from nccltune.study.sampling.choosing import samplers
+from nccltune.study.sampling.choosing import Choice
 from nccltune.study.search import Search
 from nccltune.study.store import Store
 from nccltune.worker.spec import Settings, Workload
@@ -322,6 +322,7 @@ class Listener:
     noises: list[list[float]] = field(default_factory=list)
     refused: list[float] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def trial_begins(self, number: int) -> None:
         self.begun.append(number)
@@ -343,6 +344,9 @@ class Listener:
         self.failures.append(failure)
         self.logs.append(log)
 
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
 
 UNLIMITED = Memory(None, lambda _trial: None)
 
@@ -356,7 +360,7 @@ def planner_of(
     silences: Silences | None = None,
     sampler: str = "tpe",
 ) -> Planner:
-    made = samplers(sampler, space, seed)
+    made = Choice(sampler, space, seed)
     proposer = Proposer(paths.journal, stage_parameters(space), trials, made)
     return Planner(space, proposer, TASK.batch_size, memory, silences)
 
@@ -441,6 +445,8 @@ class Script:
         """None of ours: what the planner does for samplers without an opinion."""
 
     origin = staticmethod(Proposer.origin)
+
+    def close(self) -> None: ...
 
     def reject(self, proposal: Proposal, value: float | None) -> None:
         self.rejected.append((proposal.values, value))

@@ -28,9 +28,10 @@ from nccltune.launch.protocol import Failure
 from nccltune.space import Parameter
 from nccltune.study.batch_sizes import stage_parameters
 from nccltune.study.folder import StudyPaths, locked
-from nccltune.study.proposals import Proposer, distribution
+from nccltune.study.proposals import Proposer
 from nccltune.study.records import Trial
-from nccltune.study.sampling.choosing import samplers
+from nccltune.study.sampling.choosing import Choice
+from nccltune.study.sampling.coding import distribution
 from nccltune.study.sampling.estimates import as_proposed
 from nccltune.study.store import Store
 
@@ -90,7 +91,7 @@ def study(recorded: StudyPaths, tmp_path: Path) -> tuple[StudyPaths, list[Trial]
 
 
 def reopened(paths: StudyPaths, trials: list[Trial]) -> Proposer:
-    return Proposer(paths.journal, stage_parameters(SPACE), trials, samplers("tpe", SPACE, 0))
+    return Proposer(paths.journal, stage_parameters(SPACE), trials, Choice("tpe", SPACE, 0))
 
 
 def test_a_journal_that_agrees_is_left_alone(study: tuple[StudyPaths, list[Trial]]) -> None:
@@ -265,9 +266,7 @@ def test_what_does_nothing_in_a_configuration_can_be_told_and_told_again(tmp_pat
 
 
 def test_rejected_proposals_are_told_and_do_not_count(tmp_path: Path) -> None:
-    proposer = Proposer(
-        tmp_path / "journal", stage_parameters(SPACE), [], samplers("tpe", SPACE, 0)
-    )
+    proposer = Proposer(tmp_path / "journal", stage_parameters(SPACE), [], Choice("tpe", SPACE, 0))
     known, illegal = proposer.ask("search"), proposer.ask("search")
     proposer.reject(known, 70.0)
     proposer.reject(illegal, None)

@@ -136,7 +136,7 @@ def test_a_request_survives_its_message() -> None:
         "workload": WORKLOAD.__dict__, "settings": {"windows": 2, "cut_below": 5.0},
         "ddp": {"bucket_cap_mb": 50}, "loader": {"num_workers": 2}, "batch_size": 8,
         "data_seed": 3, "communicator_env": {"NCCL_ALGO": "Ring"},
-        "communicator_config": {"min_ctas": 4}, "turns": True,
+        "communicator_config": {"min_ctas": 4}, "turns": True, "asks": True,
     }  # fmt: skip
     found = Request.from_message(message)
     assert found.workload == WORKLOAD
@@ -146,7 +146,7 @@ def test_a_request_survives_its_message() -> None:
     )  # fmt: skip
     assert found.communicator_env == {"NCCL_ALGO": "Ring"}
     assert found.communicator_config == {"min_ctas": 4}
-    assert found.turns is True
+    assert found.turns is True and found.asks is True
 
 
 class Tiny(nn.Module):

@@ -73,11 +73,15 @@ class Job:
 @pytest.fixture
 def timer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., WindowTimer]:
     def made(
-        job: Any, await_turn: Callable[[], None] | None = None, **settings: Any
+        job: Any,
+        await_turn: Callable[[], None] | None = None,
+        is_hopeless: Callable[[list[float]], bool] | None = None,
+        **settings: Any,
     ) -> WindowTimer:
         now = SimpleNamespace(perf_counter=lambda: job.now, monotonic=lambda: job.now)
         monkeypatch.setattr("nccltune.worker.timer.time", now)
-        return WindowTimer(Settings(**settings), job, job, Clock(_quiet), _quiet, await_turn)
+        clock = Clock(_quiet)
+        return WindowTimer(Settings(**settings), job, job, clock, _quiet, await_turn, is_hopeless)
 
     return made
 
@@ -131,6 +135,27 @@ def test_each_window_that_counts_waits_for_its_turn_and_drops_the_step_after_it(
     assert waited == [warm + 6 * n for n in range(4)]  # a step that is not timed, then five
     assert [w.steps for w in counting] == [5] * 4
     assert job.consumed == warm + 24
+
+
+@pytest.mark.parametrize(
+    ("cut_at", "windows", "asked"), [(3, 3, [3]), (5, 5, [3, 4, 5]), (9, 6, [3, 4, 5])]
+)
+def test_from_the_third_window_on_it_is_asked_whether_this_is_hopeless(
+    timer: Timer, cut_at: int, windows: int, asked: list[int]
+) -> None:
+    """Not after the last, where there is nothing left to save; and the bound is not looked at."""
+    heard: list[list[float]] = []
+
+    def is_hopeless(rates: list[float]) -> bool:
+        heard.append(rates)
+        return len(rates) >= cut_at
+
+    found = timer(Job(), is_hopeless=is_hopeless, windows=6, cut_below=1e9)
+    warm_up(found)
+    assert measure(found) is (cut_at == windows)
+    assert len(found.counting) == windows
+    assert [len(rates) for rates in heard] == asked
+    assert heard[-1] == found.rates()[: len(heard[-1])]
 
 
 @pytest.mark.parametrize(
@@ -328,3 +353,32 @@ def test_windows_that_are_interrupted_all_the_same_do_not_count(timer: Timer) ->
     measure(found)
     assert any(w.interrupted for w in found.windows)
     assert found.rates() == pytest.approx([200.0] * len(found.rates()))
+
+
+def test_it_is_not_asked_again_after_a_window_that_does_not_count(timer: Timer) -> None:
+    heard: list[int] = []
+
+    def is_hopeless(rates: list[float]) -> bool:
+        heard.append(len(rates))
+        if len(heard) == 2:
+            job.stumbles = True
+        return False
+
+    job = Stumbles()
+    found = timer(job, is_hopeless=is_hopeless, windows=6)
+    warm_up(found)
+    measure(found)
+    assert sum(window.interrupted for window in found.windows) == 1
+    assert len(heard) == len(set(heard)) and heard[:3] == [3, 4, 5]
+
+
+class Stumbles(Job):
+    """One interruption in the next step, once it is told to."""
+
+    stumbles = False
+
+    def step(self, phase: str) -> None:
+        super().step(phase)
+        self.since += 1
+        if self.stumbles:
+            self.interruptions, self.gap, self.since, self.stumbles = 1, 1000, 0, False

@@ -23,7 +23,9 @@ def options_again(command: str) -> SearchOptions:
         if words[1:2] != ["search"]:
             raise UsageError(f"not a search: {command[:200]!r}")
         with search.make_context("search", words[2:]) as context:
-            given = {n: v for n, v in context.params.items() if n not in ("dry_run", "as_json")}
+            # What comes of it is this machine's own, whoever searched with it.
+            left_out = ("dry_run", "as_json", "storage")
+            given = {n: v for n, v in context.params.items() if n not in left_out}
             return options_of(context, given, tuple(words))
     except (ValueError, click.ClickException, click.exceptions.Exit) as error:
         told = "it searches nothing"

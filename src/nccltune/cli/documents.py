@@ -6,6 +6,7 @@ from typing import Any
 
 from nccltune.cli.result_lines import written_files
 from nccltune.space import changes
+from nccltune.study.importance import importance
 from nccltune.study.outcomes import (
     Outcome,
     larger_outcome,
@@ -15,6 +16,7 @@ from nccltune.study.outcomes import (
 )
 from nccltune.study.records import Trial
 from nccltune.study.summary import Summary
+from nccltune.study.together import confirmed_elsewhere
 
 
 def as_json(summary: Summary, *, with_trials: bool = False) -> dict[str, Any]:
@@ -42,7 +44,12 @@ def as_json(summary: Summary, *, with_trials: bool = False) -> dict[str, Any]:
         "seconds": {name: round(s, 3) for name, s in summary.time_spent().items()},
         "files": written_files(summary),
     }
+    elsewhere = confirmed_elsewhere(summary.paths, len(summary.trials))
+    if elsewhere is not None:
+        document["confirmed_elsewhere"] = elsewhere
     if with_trials:
+        found = importance(summary.trials, summary.space)
+        document["importance"] = found and {name: round(s, 4) for name, s in found.items()}
         document["all_trials"] = [trial.to_dict() for trial in summary.trials]
     return document
 

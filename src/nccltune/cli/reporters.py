@@ -157,6 +157,8 @@ def trial_line(
             f"{1000 * result.get('step_seconds', 0):.1f} ms/step, {100 * waiting:.0f}% of it "
             f"waiting for data{steady}"
         )
+    by = store.measurement(trial).tuner
+    whose = "" if by is None else f"  by tuner {by}"
     width = len(str(budget.trials))
     head = f"trial {trial.number:>{width}}/{budget.trials}"
     settings = words.settings(changes(trial.parameters, space.baseline))
@@ -167,12 +169,12 @@ def trial_line(
         rank = "" if failure is None or failure.rank is None else f" (rank {failure.rank})"
         log = "" if failure is None or failure.log is None else f"  see {_short(failure.log)}"
         kind = (trial.failure or "failed").replace("_", " ")
-        return f"{head}  failed: {kind}{rank}: {reason[:200]}  {settings}{log}{tail}"
+        return f"{head}  failed: {kind}{rank}: {reason[:200]}  {settings}{log}{whose}{tail}"
     gain = words.difference(trial.value, store.trials[0].value)
     mark = "  cut early" if trial.state == "pruned" else ""
     return (
         f"{head}  {words.samples(trial.value):>7} samples/s  {gain:>6} vs baseline{mark}  "
-        f"{settings}{tail}"
+        f"{settings}{whose}{tail}"
     )
 
 

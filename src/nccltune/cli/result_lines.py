@@ -10,6 +10,7 @@ from typing import Any
 from nccltune.launch.script import ScriptCommand
 from nccltune.output import verdicts, words
 from nccltune.space import changes
+from nccltune.study.importance import importance
 from nccltune.study.outcomes import (
     Outcome,
     larger_line,
@@ -21,11 +22,17 @@ from nccltune.study.outcomes import (
     verdict_line,
 )
 from nccltune.study.summary import Summary
+from nccltune.study.together import confirmed_elsewhere, told
+
+_MATTERED = 4  # parameters that are named in the line of what mattered
+_LEAST_SHARE = 0.05
 
 
 def summary_lines(summary: Summary) -> list[str]:
     """The sentences under the tables."""
-    lines = [f"Verdict: {verdict_line(summary)}.", *_what_pays(summary)]
+    elsewhere = confirmed_elsewhere(summary.paths, len(summary.trials))
+    verdict = f"Verdict: {verdict_line(summary)}." if elsewhere is None else told(elsewhere)
+    lines = [verdict, *_what_pays(summary)]
     failures = summary.failures()
     pruned = sum(t.state == "pruned" for t in summary.trials)
     listed = ", ".join(f"{n} {kind.replace('_', ' ')}" for kind, n in failures.items())
@@ -39,6 +46,7 @@ def summary_lines(summary: Summary) -> list[str]:
         f"{n} {words.duration(s)} ({100 * s / total:.0f}%)" for n, s in spent.items()
     )
     lines.append(f"Time in launches: {words.duration(total)}: {shares}.")
+    lines += _what_mattered(summary)
     files = written_files(summary)
     if files:
         lines.append(f"Written: {', '.join(files)}")
@@ -46,6 +54,18 @@ def summary_lines(summary: Summary) -> list[str]:
         names = " ".join(summary.unpinned)
         lines.append(f"Measured without {names} (--unpin): unset it in the job's environment too")
     return [*lines, *_how_to_use(summary)] if files else lines
+
+
+def _what_mattered(summary: Summary) -> list[str]:
+    """The parameters that the search's values depend on most, in one line; none of few trials."""
+    found = importance(summary.trials, summary.space)
+    if found is None:
+        return []
+    first = [(name, share) for name, share in found.items() if share >= _LEAST_SHARE][:_MATTERED]
+    others = list(found.values())[len(first) :]
+    told = ", ".join(f"{name} {share:.2f}" for name, share in first)
+    rest = f"; {len(others)} others, at most {max(others):.2f} each" if others else ""
+    return [f"What mattered (PED-ANOVA, of the search's values; a rank, not a gain): {told}{rest}."]
 
 
 def _what_pays(summary: Summary) -> list[str]:

@@ -253,6 +253,12 @@ def _refuse_mixture(context: click.Context) -> None:
 )
 @click.option("--study", metavar="NAME", help="Name of the study.  [MODEL-BACKEND-xN]")
 @click.option(
+    "--storage",
+    metavar="URL|PATH",
+    help="Share the study with other tuners of the same command: postgresql://USER@HOST/DATABASE, "
+    "or a journal file that all of them see.",
+)
+@click.option(
     "--studies-dir",
     type=click.Path(path_type=Path),
     default=Path("studies"),
@@ -262,11 +268,19 @@ def _refuse_mixture(context: click.Context) -> None:
 @click.option("--new", is_flag=True, help="Start anew; an existing folder is renamed and kept.")
 @click.option(
     "--sampler",
-    type=click.Choice(["guided", "tpe", "random"]),
+    type=click.Choice(["guided", "tpe", "random", "gp", "cmaes", "walk"]),
     default="guided",
     show_default=True,
     help="What proposes the next trial. guided: our own, by presets, a model of what each setting "
-    "does, and what a trial costs.",
+    "does, and what a trial costs. The others are for comparison.",
+)
+@click.option(
+    "--pruner",
+    type=click.Choice(["own", "none", "median", "wilcoxon", "hyperband"]),
+    default="own",
+    show_default=True,
+    help="What ends a hopeless trial early. own: it is surely slower than the best so far; else "
+    "one of Optuna's.",
 )
 @click.option("--seed", type=click.IntRange(0, (1 << 32) - 1), default=0, show_default=True)
 @click.option(
@@ -299,10 +313,12 @@ def options_of(
 ) -> SearchOptions:
     _refuse_mixture(context)
     from nccltune.study.options import SearchOptions, parse_duration, parse_fix
+    from nccltune.study.urls import command_without_password
 
     budget = given["time_budget"]
     parsed = {
         "fix": parse_fix(given["fix"]),
         "time_budget": None if budget is None else parse_duration(budget),
     }
-    return SearchOptions(**{**given, **parsed, "command": command})
+    shown = command_without_password(command)
+    return SearchOptions(**{**given, **parsed, "command": shown})

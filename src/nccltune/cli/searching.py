@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -17,6 +18,7 @@ from nccltune.cli.starting import (
     started,
     tell_setting,
 )
+from nccltune.errors import UsageError
 from nccltune.launch.emulation import emulating
 from nccltune.launch.plan import LaunchPlan, LaunchSettings
 from nccltune.launch.script import ScriptLauncher
@@ -27,6 +29,7 @@ from nccltune.study.definition import default_name, refuse_changes
 from nccltune.study.folder import (
     StudyPaths,
     check_writable,
+    first_free,
     has_records,
     locked,
     read_definition,
@@ -35,24 +38,40 @@ from nccltune.study.folder import (
 from nccltune.study.generations import refuse_retuned
 from nccltune.study.options import SearchOptions
 from nccltune.study.probing import cached_probe, fixed_env
+from nccltune.study.sampling.extras import require
+from nccltune.study.sampling.linear_algebra import on_one_thread
 from nccltune.study.script_survey import refuse_no_place, with_facts, with_scripts_python
 from nccltune.study.store import Store, has_results
 from nccltune.study.survey import Survey, refuse_empty, resolve_space
+from nccltune.study.together import Sharing
 
 
 def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
     """Returns the exit code. Raises NccltuneError for everything that goes wrong."""
     if options.script:
         options = with_scripts_python(options, os.environ)
+    require(f"--sampler {options.sampler}")
+    if options.pruner != "own":
+        from nccltune.cli.studying import pruning_of
+
+        pruning_of(options)
+    on_one_thread()
     cache = cache_folder()
-    if options.study is not None:
+    if options.storage is not None and options.new:
+        raise UsageError("--new: the storage keeps the study; give another --study name")
+    if options.study is not None and options.storage is None:
         # mistakes that need cost no waiting
         named = StudyPaths.of(options.studies_dir, options.study)
         if not dry_run and named.lock.exists():
             with locked(named):
                 pass
+    shared = None
     if not dry_run:
         check_writable(options.studies_dir)
+        if options.storage is not None:
+            from nccltune.study.shared_storage import open_storage
+
+            shared = open_storage(options.storage)
         end_old()
     with started(options, cache, dry_run=dry_run, meanwhile=_import_the_rest) as start:
         found, task = start.found, start.found.task
@@ -71,12 +90,20 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
             _set_aside(paths)
         from nccltune.cli.studying import carry_out
 
-        with locked(paths):
+        # Of several tuners each has a folder of its own.
+        with contextlib.ExitStack() as stack:
+            if shared is None:
+                stack.enter_context(locked(paths))
+            else:
+                paths = stack.enter_context(first_free(options.studies_dir, name))
+            if paths.name != name:
+                say(f"another tuner works in {name}; this one's records are in {paths.folder}")
             refuse_retuned(paths)
             private = {str(start.worker_path.absolute()): "worker"}
             plain = plain_launcher(start.launcher, start.stop)
             summary, ending = carry_out(
-                found, paths, start.launcher, plain, cache, start.stop, private
+                *(found, paths, start.launcher, plain, cache, start.stop, private),
+                sharing=None if shared is None else Sharing(shared, name),
             )
     if as_json:
         document = {**documents.as_json(summary), "ended": ending}

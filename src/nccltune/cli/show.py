@@ -26,12 +26,17 @@ def show(
     study: str | None, trial: int | None, studies_dir: Path, history: bool, as_json: bool
 ) -> None:
     """Show a study (its name below --studies-dir, or its folder); without one, list all."""
+    from nccltune.study.sampling.linear_algebra import on_one_thread
+
+    on_one_thread()
     from nccltune.cli import documents, tables
     from nccltune.errors import UsageError
     from nccltune.study.folder import find_study
     from nccltune.study.results import read_all
+    from nccltune.study.store import no_collecting
     from nccltune.study.summary import Summary
 
+    click.get_current_context().with_resource(no_collecting())
     if study is None:
         if trial is not None or history:
             option = "--history" if history else "--trial"
@@ -63,13 +68,21 @@ def show(
         else:
             tables.print_summary(summary)
         return
-    if trial >= len(summary.trials):
-        raise UsageError(
-            f"--trial {trial}: {summary.paths.name} has trials 0 to {len(summary.trials) - 1}"
-            if summary.trials
-            else f"--trial {trial}: {summary.paths.name} has no trials yet"
-        )
+    found = next((each for each in summary.trials if each.number == trial), None)
+    if found is None:
+        numbers = [each.number for each in summary.trials]
+        raise UsageError(f"--trial {trial}: {summary.paths.name} has {_trials(numbers)}")
     if as_json:
-        click.echo(json.dumps(documents.trial_json(summary, summary.trials[trial]), indent=2))
+        click.echo(json.dumps(documents.trial_json(summary, found), indent=2))
     else:
-        tables.print_trial(summary, summary.trials[trial])
+        tables.print_trial(summary, found)
+
+
+def _trials(numbers: list[int]) -> str:
+    """Trials of several tuners may lack numbers in between."""
+    if not numbers:
+        return "no trials yet"
+    last = max(numbers)
+    lacking = sorted(set(range(last)) - set(numbers))
+    without = f" without {', '.join(map(str, lacking))}" if lacking else ""
+    return f"trials 0 to {last}{without}"

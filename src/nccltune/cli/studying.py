@@ -38,15 +38,20 @@ from nccltune.study.effects import Silences
 from nccltune.study.fingerprinting import fingerprint_of
 from nccltune.study.folder import StudyPaths, forget, has_records, read_definition
 from nccltune.study.measuring import Measurer
+from nccltune.study.options import SearchOptions
+from nccltune.study.outcomes import own_outcome
 from nccltune.study.planner import Earlier, Planner
 from nccltune.study.proposals import Proposer
+from nccltune.study.pruning import Pruning
 from nccltune.study.results import write_results
-from nccltune.study.sampling.choosing import samplers
+from nccltune.study.sampling.choosing import Choice
+from nccltune.study.sampling.extras import require
 from nccltune.study.script_survey import refuse_no_place, with_facts
 from nccltune.study.search import Ending, Search
 from nccltune.study.store import Store, has_results
 from nccltune.study.summary import Summary
 from nccltune.study.survey import Survey, nccl_version, refuse_busy, refuse_empty, resolve_space
+from nccltune.study.together import Sharing, Team, joined, refuse_shared, take_over
 from nccltune.worker.spec import Settings
 
 
@@ -61,11 +66,15 @@ def carry_out(
     earlier: Callable[[ResolvedSpace], Sequence[Earlier]] = lambda _space: (),
     again: str | None = None,
     probed: dict[str, Any] | None = None,
+    sharing: Sharing | None = None,
 ) -> tuple[Summary, Ending]:
     """The study at its end, and what ended it. `plain` starts ranks by plain torchrun commands,
     `private`: see `Measurer`; `earlier` says what to try first, `again` which command goes on
-    after an interruption, `probed` is what a first launch has shown already. Raises NccltuneError.
+    after an interruption, `probed` is what a first launch has shown already, `sharing` where other
+    tuners work on the same study. Raises NccltuneError.
     """
+    if sharing is None:
+        refuse_shared(paths)
     stored = read_definition(paths) if paths.definition.exists() else None
     if stored is not None and not has_results(paths):
         forget(paths)  # nothing was found out: what is asked for now need not be the same
@@ -100,11 +109,29 @@ def carry_out(
     store = Store(paths)
     launcher = suited(found, launcher, plain, stored["probe"])
     first = earlier(space)
-    ending = _measure(found, store, launcher, plain, space, stored["probe"], stop, private, first)
-    summary = Summary.of(store, stored)
-    write_results(summary)
+    with joined(sharing, definition_of(found, space, stored["probe"]), store) as team:
+        if sharing is not None and team is not None:
+            taken = f"{team.taken()} of {found.options.trials or 40} trials are taken"
+            say(f"tuner {team.tuner} on study {sharing.name} in {sharing.shared.where}: {taken}")
+        ending = _measure(
+            found, store, launcher, plain, space, stored["probe"], stop, private, first, team
+        )
+        summary = Summary.of(store, stored)
+        _write(summary, team, finished=ending is not None)
     command = again or command_line(found.options.command)
     return summary, _told_ending(ending, found, paths, len(store.trials), command)
+
+
+def _write(summary: Summary, team: Team | None, *, finished: bool) -> None:
+    """The files of the result: this tuner's, or those of the tuner that has confirmed it."""
+    elsewhere = None if team is None else team.others_result()
+    if elsewhere is not None:
+        take_over(elsewhere, summary.paths)
+        return
+    write_results(summary)
+    outcome = own_outcome(summary)
+    if team is not None and team.confirms and finished and outcome is not None:
+        team.publish_result(outcome.line)
 
 
 def definition_of(found: Survey, space: ResolvedSpace, probe: dict[str, Any] | None) -> Definition:
@@ -132,6 +159,7 @@ def _measure(
     stop: StopFlag,
     private: Mapping[str, str],
     earlier: Sequence[Earlier],
+    team: Team | None,
 ) -> Ending | None:
     """Run the search; returns how it ended, None when the user stopped it."""
     trials, done = found.options.trials or 40, len(store.trials)
@@ -139,11 +167,13 @@ def _measure(
         verb = "is finished" if done >= trials else "goes on"
         say(f"study {store.paths.name} {verb}: {done} of {trials} trials are there")
     budget = Budget(trials, found.options.time_budget)
+    # Tuners on one study draw other numbers each.
+    draws = found.options.seed + (0 if team is None else int(team.tuner, 16))
     proposer = Proposer(
         store.paths.journal,
         stage_parameters(space),
         store.trials,
-        samplers(found.options.sampler, space, found.options.seed),
+        Choice(found.options.sampler, space, draws % (1 << 32)),
         lambda trial: store.measurement(trial).launch,
     )
     memory = Memory(min(found.machine.gpu_memory_bytes, default=None), store.peak_memory)
@@ -175,11 +205,13 @@ def _measure(
             stop=stop,
             confirm=limit > 0,
             settle=not found.options.search_anyway,
+            pruning=pruning_of(found.options),
+            partners=team,
         )
         search.narrow = partial(_narrow, found, measurer, planner, reporter)
         try:
             ending: Ending | None = search.run()
-            if search.confirm:
+            if search.confirm and _ours_to_confirm(search, team, ending):
                 seed = found.options.seed
                 confirmed = confirm_results(
                     measurer,
@@ -200,6 +232,18 @@ def _measure(
     for text in dict.fromkeys(notes):
         say(f"note: {text}")
     return ending
+
+
+def _ours_to_confirm(search: Search, team: Team | None, ending: Ending | None) -> bool:
+    """Of several tuners one confirms; the others say which."""
+    if team is None:
+        return True
+    left = team.leave_to(out_of_time=ending == "time")
+    if left is not None:
+        search.reporter.note(left)
+        return False
+    search.complete_noise()
+    return True
 
 
 def _narrow(
@@ -236,6 +280,14 @@ def _narrow(
     if found.options.search_anyway:
         return ()
     return tuple(name for names in leave.values() for name in names)
+
+
+def pruning_of(options: SearchOptions) -> Pruning:
+    """Raises UsageError where the pruner cannot act, or a package that it needs is missing."""
+    require(f"--pruner {options.pruner}")
+    found = Pruning(options.pruner, settings_for(options.measure_seconds).windows)
+    found.check()
+    return found
 
 
 def settings_for(measure_seconds: float) -> Settings:

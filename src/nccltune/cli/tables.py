@@ -205,6 +205,7 @@ def print_trial(summary: Summary, trial: Trial) -> None:
         ("study", summary.paths.name),
         ("trial", f"{trial.number} ({trial.origin})"),
         ("state", trial.state + (f": {trial.failure}" if trial.failure else "")),
+        *([("tuner", measurement.tuner)] if measurement.tuner else []),
         ("settings", words.settings(summary.changes(trial))),
         (
             "environment",

@@ -124,23 +124,25 @@ class RankGroup:
         """Send one request and follow it to its result. After a failure the group is ended."""
         outcome = self.begin(message, limits, progress)
         while outcome is None:
-            outcome = self.turn()  # there is nobody to take turns with
+            outcome = self.turn()  # there is nobody to take turns with, and nothing to cut for
         return outcome
 
     def begin(
         self, message: Mapping[str, Any], limits: Limits, progress: Progress
     ) -> Outcome | None:
-        """Send one request and follow it until the ranks wait for their turn (None), or to its
-        result.
+        """Send one request and follow it until the ranks wait for their turn or for an answer
+        (None), or to its result.
         """
         self._watch = _Watch(limits, progress, "start" if self._processes.ready else "host")
         return self._follow(self._watch, message)
 
-    def turn(self) -> Outcome | None:
-        """Let waiting ranks go on until their next turn (None), or to the result."""
+    def turn(self, *, cut: bool = False) -> Outcome | None:
+        """Let waiting ranks go on until they wait again (None), or to the result. `cut`: they asked
+        and shall measure no more.
+        """
         assert self._watch is not None
         self._watch.begin("measure")  # the time they waited is nobody's fault
-        return self._follow(self._watch, {"type": "turn"})
+        return self._follow(self._watch, {"type": "cut" if cut else "turn"})
 
     def _follow(self, watch: _Watch, message: Mapping[str, Any]) -> Outcome | None:
         try:
@@ -158,7 +160,7 @@ class RankGroup:
                 if answer["type"] == "result":
                     return watch.outcome(answer["result"], None)
                 watch.note(answer, self._gpus)
-                if watch.phase == "wait":
+                if watch.phase == "wait" or answer["type"] == "ask":
                     return None
             return self._failed(watch)
         except ProtocolError:

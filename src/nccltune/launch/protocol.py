@@ -85,11 +85,15 @@ class Group(Protocol):
     def begin(
         self, message: Mapping[str, Any], limits: Limits, progress: Progress
     ) -> Outcome | None:
-        """As `request`; None when the ranks wait for their turn, as a message with `turns` asks."""
+        """As `request`; None when the ranks wait: for their turn, where the message has `turns`, or
+        for a word whether to go on, where it has `asks`.
+        """
         ...
 
-    def turn(self) -> Outcome | None:
-        """Let them go on to their next turn (None), or to the end."""
+    def turn(self, *, cut: bool = False) -> Outcome | None:
+        """Let them go on until they wait again (None), or to the end. `cut`: they measure no more
+        and end with what they have; only ranks that asked are told so.
+        """
         ...
 
     def close(self) -> None: ...

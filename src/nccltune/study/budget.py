@@ -72,6 +72,8 @@ class Budget:
         self._began = time.monotonic()
         self.reserved = 0.0
         """Seconds of the budget that the search leaves to the confirmation."""
+        self.tuners = 1
+        """So many share the trials."""
 
     @property
     def spent(self) -> float:
@@ -111,5 +113,6 @@ class Budget:
         remaining = self.remaining()
         if cost is None:
             return remaining
-        by_trials = cost * max(0, self.trials - len(trials)) + self.reserved
+        left = max(0, self.trials - len(trials)) / self.tuners
+        by_trials = cost * left + self.reserved
         return by_trials if remaining is None else min(by_trials, remaining)

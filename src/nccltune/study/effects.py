@@ -52,8 +52,10 @@ def acting(
     silent = {m.id: without_trace(m) for m in measurements}
     found = []
     for trial in trials:
-        names = silent.get(trial.measurements[-1], frozenset()) if trial.measurements else ()
-        found.append(replace(trial, parameters=left_unset(trial.parameters, names, space)))
+        names = silent.get(trial.measurements[-1]) if trial.measurements else None
+        if names:
+            trial = replace(trial, parameters=left_unset(trial.parameters, names, space))
+        found.append(trial)
     return found
 
 

@@ -19,6 +19,7 @@ from nccltune.nccl.findings import printable
 from nccltune.safe_yaml import read_document
 
 _GENERATIONS = "generations"
+_MOST_FOLDERS = 1000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 
 
@@ -92,6 +93,16 @@ class StudyPaths:
     @property
     def lock(self) -> Path:
         return self.folder / "lock"
+
+    @property
+    def tuner(self) -> Path:
+        """The name of the tuner that works here on a study with others."""
+        return self.folder / "tuner"
+
+    @property
+    def others_result(self) -> Path:
+        """What another tuner on the study has confirmed."""
+        return self.folder / "confirmed-elsewhere.json"
 
     @property
     def logs(self) -> Path:
@@ -193,11 +204,15 @@ def check_writable(studies_dir: Path) -> None:
         raise UsageError(f"--studies-dir {studies_dir}: cannot be written: no right in {nearest}")
 
 
+class Held(UsageError):
+    """Another tuner works in the folder."""
+
+
 @contextlib.contextmanager
 def locked(paths: StudyPaths) -> Iterator[None]:
     """Make the folder if need be and hold its lock; the system releases it with the process.
 
-    Raises: UsageError when another tuner holds it or the folder cannot be written.
+    Raises: Held when another tuner holds it, UsageError when the folder cannot be written.
     """
     try:
         paths.folder.mkdir(parents=True, exist_ok=True)
@@ -230,6 +245,25 @@ def locked(paths: StudyPaths) -> Iterator[None]:
         os.close(file)
 
 
+@contextlib.contextmanager
+def first_free(studies_dir: Path, name: str) -> Iterator[StudyPaths]:
+    """The study's folder under its lock, or where other tuners work on the study NAME.2, NAME.3,
+    ..., the first that none of them holds.
+
+    Raises: UsageError when none can be written, or all are held.
+    """
+    for number in range(1, _MOST_FOLDERS + 1):
+        paths = StudyPaths.of(studies_dir, name if number == 1 else f"{name}.{number}")
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locked(paths))
+            except Held:
+                continue
+            yield paths
+            return
+    raise UsageError(f"{studies_dir / name}: {_MOST_FOLDERS} tuners work on this study already")
+
+
 def _owner() -> str:
     """Who holds a lock, for whoever finds it held."""
     return f"process {os.getpid()} of user {os.geteuid()} on {os.uname().nodename}"
@@ -255,9 +289,9 @@ def forget(paths: StudyPaths) -> None:
         raise StudyError(f"{error.filename}: cannot be removed: {error.strerror}") from error
 
 
-def _held_by(paths: StudyPaths, holder: bytes) -> UsageError:
+def _held_by(paths: StudyPaths, holder: bytes) -> Held:
     who = holder.decode(errors="replace").strip() or "unknown"
-    return UsageError(
+    return Held(
         f"{paths.folder}: another nccltune works on this study ({who}); wait for it, or give "
         "another --study name"
     )

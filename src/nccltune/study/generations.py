@@ -10,12 +10,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nccltune.errors import StudyError, UsageError
 from nccltune.machine.fingerprint import malformed
 from nccltune.study.folder import StudyPaths, read_definition, write_text
-from nccltune.study.verifying import Status
+
+if TYPE_CHECKING:
+    from nccltune.study.verifying import Status
 
 FIRST = 1
 

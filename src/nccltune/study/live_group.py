@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nccltune.launch.protocol import Group, Launcher
+from nccltune.launch.protocol import Group, Launcher, Limits, Outcome, Progress
 from nccltune.space import Value
 from nccltune.study.effective import Effective
 from nccltune.study.records import Compared, Purpose, Stage
@@ -15,6 +15,10 @@ from nccltune.study.store import Store
 
 _MEASUREMENTS_A_GROUP = 10
 _MEMORY_SLACK = 512 << 20  # bytes that a rank may hold more than after its first measurement
+
+
+Judge = Callable[[Sequence[float]], bool]
+"""Whether a measurement is hopeless, from the samples/s of its windows so far."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class Subject:
     purpose: Purpose = "search"
     fresh: bool = False
     cut_below: float | None = None
+    judge: Judge | None = None
+    """Says after each window, from the third on, whether to end the measurement."""
     compared: Compared | None = None
     given: Effective | None = None
     """What the ranks are given, where it does not follow from the configuration."""
@@ -64,6 +70,29 @@ class LiveGroup:
             given.process_env, log_dir, probe=tuning_log, placed=given.placed or None
         )
         return cls(group, launch, log_dir, given.process_env)
+
+    def request(
+        self,
+        message: Mapping[str, Any],
+        limits: Limits,
+        progress: Progress,
+        judge: Judge | None = None,
+    ) -> Outcome:
+        """What the ranks answer; with a judge they ask it after windows whether to go on."""
+        if judge is None:
+            return self.group.request(message, limits, progress)
+        asked: list[Sequence[float]] = []
+
+        def hear(told: Mapping[str, Any]) -> None:
+            if told["type"] == "ask":
+                asked.append(told["rates"])
+            else:
+                progress(told)
+
+        outcome = self.group.begin({**message, "asks": True}, limits, hear)
+        while outcome is None:
+            outcome = self.group.turn(cut=judge(asked[-1]))
+        return outcome
 
     def serves(self, given: Effective) -> bool:
         """Whether it can measure that too. It is replaced now and then all the same, so that what

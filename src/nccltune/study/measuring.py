@@ -93,7 +93,8 @@ class Measurer:
         log = NcclLogs(live.log_dir)
         message = self._request(subject, given)
         before = self.health() if self.health else None
-        outcome = self._checked(live.group.request(message, self._limits(given), progress), given)
+        limits = self._limits(given)
+        outcome = self._checked(live.request(message, limits, progress, subject.judge), given)
         found = self._taints(before)
         live.measured += 1
         given_back = outcome.result is None or live.gave_memory_back(outcome.result)

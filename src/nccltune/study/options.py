@@ -48,6 +48,7 @@ class SearchOptions:
     new: bool = False
     seed: int = 0
     sampler: str = "guided"
+    pruner: str = "own"
     measure_seconds: float = 1.2
     confirm_launches: int = 12
     search_anyway: bool = False

@@ -9,13 +9,14 @@ from nccltune.space import ResolvedSpace, Value, canonical, changes, key, violat
 from nccltune.study.batch_sizes import FEWEST_FOR_BATCH, Memory, foreseen_memory, larger_batches
 from nccltune.study.budget import Budget
 from nccltune.study.effects import Silences
+from nccltune.study.partners import Elsewhere
 from nccltune.study.proposals import Proposal, Proposer
 from nccltune.study.records import AGAIN, Stage, Trial, best_of
 
 _BATCH_SHARE = 4  # at most one trial in so many is at another batch size than the user's
 _LOOKAHEAD = 4  # proposals that may wait for a worker group that suits them
 _SLOWER = 0.15  # a larger batch that loses so much is past the best one, noise or not
-ENOUGH = 0.05
+ENOUGH = 0.1
 """A search is over when the chance that more trials gain more than noise hides is below that."""
 _ATTEMPTS = 300  # proposals in a row that are illegal or known: then the space is used up
 
@@ -62,13 +63,17 @@ class Planner:
         self._larger = larger_batches(space, batch_size)
         self._cheap: Callable[[Mapping[str, Value]], bool] = bool
         self._waiting: dict[Stage, list[Next]] = {"search": [], "batch": []}
+        self._held: dict[Stage, dict[str, Next]] = {"search": {}, "batch": {}}
         self._used_up: set[Stage] = set()
+        self._fruitless: dict[Stage, tuple[int, frozenset[str]]] = {}
         self._left_out: frozenset[str] = frozenset()
         self._threshold: float | None = None
         self.settled: float | None = None
         """The chance that more trials at the user's batch size gain more than noise hides, where
         the search ended because of it.
         """
+        self.elsewhere: Sequence[Elsewhere] = ()
+        """What other tuners measure now."""
         self.rejected: dict[int, str] = {}
         """Batch sizes that are not tried, and why."""
 
@@ -113,17 +118,35 @@ class Planner:
             for speed, launch in baseline:
                 sampler.repeated(values, speed, launch)
 
-    def tell(self, trial: Trial, following: Next) -> None:
-        self._proposer.tell(trial, following.proposal)
+    def tell(self, trial: Trial, following: Next | None) -> None:
+        """What came of it; None: another tuner has measured the trial."""
+        if following is None:
+            held = self._held[trial.stage].get(self.effect(trial.parameters))
+            if held is not None and held.configuration == trial.parameters:
+                following = self._held[trial.stage].pop(self.effect(trial.parameters))
+        self._proposer.tell(trial, None if following is None else following.proposal)
+
+    def hold(self, following: Next) -> None:
+        """Another tuner is at it: it is proposed again only if nothing comes of it there."""
+        if following.proposal is None:
+            return  # what the sampler did not propose is planned anew anyway
+        name, held = self.effect(following.configuration), self._held[following.stage]
+        if name in held or following.proposal.again:
+            self._proposer.withdraw(following.proposal)
+        else:
+            held[name] = following
+
+    def _busy(self) -> frozenset[str]:
+        return frozenset(self.effect(each.configuration) for each in self.elsewhere)
 
     # The stage at the user's own batch size.
 
     def _search(self, trials: Sequence[Trial]) -> Next | None:
-        known = {self._effect(t.parameters) for t in trials}
+        known = {self.effect(t.parameters) for t in trials} | self._busy()
         for each in self._earlier:
             configuration = self._complete(each.values)
             if (
-                self._effect(configuration) not in known
+                self.effect(configuration) not in known
                 and violation(configuration, self._space) is None
             ):
                 return Next(configuration, "search", each.origin)
@@ -139,10 +162,9 @@ class Planner:
     def _preset(self, known: Collection[str]) -> Next | None:
         for preset in self._space.presets:
             configuration = self._complete(preset.values)
-            if self._left_out & changes(configuration, self._space.baseline).keys():
-                continue
-            legal = violation(configuration, self._space) is None
-            if legal and self._effect(configuration) not in known:
+            out = self._left_out & changes(configuration, self._space.baseline).keys()
+            legal = not out and violation(configuration, self._space) is None
+            if legal and self.effect(configuration) not in known:
                 return Next(configuration, "search", f"preset {preset.name}")
         return None
 
@@ -154,14 +176,18 @@ class Planner:
         batches: frozenset[int] | None,
     ) -> Next | None:
         """The cheapest of the sampler's next few proposals; the oldest, where none is cheap."""
-        measured = {self._effect(t.parameters): t.value for t in trials if t.stage == stage}
+        measured = {self.effect(t.parameters): t.value for t in trials if t.stage == stage}
+        beside = (len(trials), self._busy())
         waiting = self._waiting[stage] = self._still_new(stage, measured)
         while stage not in self._used_up and not any(self._cheap(n.configuration) for n in waiting):
-            if len(waiting) >= (1 if self._proposer.guided(stage) else _LOOKAHEAD):
+            most = 1 if self._proposer.guided(stage) else _LOOKAHEAD
+            if len(waiting) >= most or self._fruitless.get(stage) == beside:
                 break
             found = self._drawn(stage, held, measured, batches)
             if found is None:
-                self._used_up.add(stage)
+                self._fruitless[stage] = beside
+                if not self.elsewhere:  # what is lost there would be open here
+                    self._used_up.add(stage)
                 break
             waiting.append(found)
         if not waiting:
@@ -180,14 +206,17 @@ class Planner:
         """The sampler's next proposal that is legal and new, with one of these batch sizes. What is
         not is told at once and costs nothing.
         """
-        waiting = {self._effect(n.configuration) for n in self._waiting[stage]}
+        waiting = {self.effect(n.configuration) for n in self._waiting[stage]}
+        busy = self._busy()
         for _ in range(_ATTEMPTS):
             proposal = self._proposer.ask(stage)
             configuration = self._complete({**held, **proposal.values})
-            name = self._effect(configuration)
+            name = self.effect(configuration)
             fits = batches is None or configuration.get("batch_size") in batches
             if not fits or violation(configuration, self._space) is not None:
                 self._proposer.reject(proposal, None)
+            elif name in busy:
+                self.hold(Next(configuration, stage, self._proposer.origin(proposal), proposal))
             elif name in measured and proposal.again and measured[name] is not None:
                 return Next(configuration, stage, AGAIN, proposal)
             elif name in measured:
@@ -200,29 +229,35 @@ class Planner:
 
     def close(self) -> None:
         """Take back the proposals that still wait, so that none is left open in the journal."""
-        for waiting in self._waiting.values():
-            for following in waiting:
+        for stage, waiting in self._waiting.items():
+            for following in (*waiting, *self._held[stage].values()):
                 if following.proposal is not None:
                     self._proposer.withdraw(following.proposal)
             waiting.clear()
+            self._held[stage].clear()
+        self._proposer.close()
 
     def _still_new(self, stage: Stage, measured: Mapping[str, float | None]) -> list[Next]:
-        """What waits, without what is like something measured since, or like another that waits: a
-        variable turned out to do nothing here.
+        """What waits, and what others were at and are no more, without what is like something
+        measured since, or like another that waits: a variable turned out to do nothing here.
         """
         kept: dict[str, Next] = {}
-        for following in self._waiting[stage]:
-            name = self._effect(following.configuration)
+        held, busy = tuple(self._held[stage].values()), self._busy()
+        self._held[stage].clear()
+        for following in (*held, *self._waiting[stage]):
+            name = self.effect(following.configuration)
             assert following.proposal is not None  # nothing else waits
             if name in measured and not following.proposal.again:
                 self._proposer.reject(following.proposal, measured[name])
+            elif name in busy:
+                self.hold(following)
             elif name in kept:
                 self._proposer.withdraw(following.proposal)
             else:
                 kept[name] = following
         return list(kept.values())
 
-    def _effect(self, configuration: Mapping[str, Value]) -> str:
+    def effect(self, configuration: Mapping[str, Value]) -> str:
         """Equal for configurations with the same effect."""
         return key(self._silences.same_effect(configuration))
 
@@ -236,14 +271,19 @@ class Planner:
             return False
         if self._batch_room(trials, budget.trials) <= 0:
             return False
-        own = sum(t.stage == "search" for t in trials)
+        own = self._count("search", trials)
         by_trials = own >= budget.trials - budget.trials // _BATCH_SHARE
         # Where time ends the search before the trials do, larger batches get their share of it.
         by_time = budget.share_spent() >= 1 - 1 / _BATCH_SHARE
         return by_trials or (by_time and self._batch_room(trials, len(trials) + 1) > 0)
 
+    def _count(self, stage: Stage, trials: Sequence[Trial]) -> int:
+        """Trials of a stage, those that others measure now included."""
+        own = sum(trial.stage == stage for trial in trials)
+        return own + sum(each.stage == stage for each in self.elsewhere)
+
     def _batch_room(self, trials: Sequence[Trial], total: int) -> int:
-        done = sum(t.stage == "batch" for t in trials)
+        done = self._count("batch", trials)
         return total // _BATCH_SHARE - done if self._larger else 0
 
     def _batch(self, trials: Sequence[Trial]) -> Next | None:
@@ -257,7 +297,8 @@ class Planner:
         for size in possible:
             if size not in tried:
                 configuration = self._complete({**winner.parameters, "batch_size": size})
-                if violation(configuration, self._space) is None:
+                legal = violation(configuration, self._space) is None
+                if legal and self.effect(configuration) not in self._busy():
                     return Next(configuration, "batch", "larger batch")
         if not any(t.stage == "batch" and t.state == "complete" for t in trials):
             return None

@@ -8,24 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import optuna
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
 from optuna.samplers import BaseSampler
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState, create_trial
 
 from nccltune.space import Parameter, Value
+from nccltune.study.journal import Journal
 from nccltune.study.records import AGAIN, Stage, Trial
+from nccltune.study.sampling.choosing import Choice
 from nccltune.study.sampling.estimates import as_proposed
+from nccltune.study.sampling.gp import GpSampler
 from nccltune.study.sampling.guided import LAUNCH, NOT_RUN, GuidedSampler
-
-Samplers = Callable[[Stage, int], BaseSampler]
-"""Makes the sampler of a stage of a study that has so many trials."""
 
 _TRIAL = "trial"
 
@@ -58,7 +51,7 @@ class Proposer:
         journal: Path,
         parameters: Mapping[Stage, Sequence[Parameter]],
         trials: Sequence[Trial],
-        samplers: Samplers,
+        choice: Choice,
         launch: Callable[[Trial], int | None] = lambda _trial: None,
     ) -> None:
         """`launch`: the number of the launch that measured a trial, where it is known."""
@@ -66,33 +59,41 @@ class Proposer:
             stage: {parameter.name: parameter for parameter in searched}
             for stage, searched in parameters.items()
         }
-        self._distributions = {
-            stage: {parameter.name: distribution(parameter) for parameter in searched}
+        self._codings = {
+            stage: {parameter.name: choice.coding(parameter) for parameter in searched}
             for stage, searched in parameters.items()
         }
-        self._samplers, self._launch = samplers, launch
+        self._distributions = {
+            stage: {name: coding.distribution for name, coding in codings.items()}
+            for stage, codings in self._codings.items()
+        }
+        self._choice, self._launch = choice, launch
         self._made: dict[Stage, BaseSampler] = {}
         try:
-            self._studies = self._open(journal, trials)
+            self._studies, _ = self._open(journal, trials)
             agrees = self._agrees(trials)
         except Exception:  # damaged, in whatever way: the records are the truth
             agrees = False
         if not agrees:
             journal.unlink(missing_ok=True)
-            self._studies = self._open(journal, trials)
-            for trial in trials:
-                self.tell(trial)
+            self._studies, backend = self._open(journal, trials)
+            with backend.at_once():
+                for trial in trials:
+                    self.tell(trial)
 
-    def _open(self, journal: Path, trials: Sequence[Trial]) -> dict[Stage, optuna.Study]:
+    def _open(
+        self, journal: Path, trials: Sequence[Trial]
+    ) -> tuple[dict[Stage, optuna.Study], Journal]:
         studies: dict[Stage, optuna.Study] = {}
         # Left by a killed tuner; the study's own lock says that nobody else writes here.
         journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            storage = JournalStorage(JournalFileBackend(str(journal)))
+            backend = Journal(journal)
+            storage = JournalStorage(backend)
             for stage in self._distributions:
                 # resumed: not the same draws again
-                sampler = self._made[stage] = self._samplers(stage, len(trials))
+                sampler = self._made[stage] = self._choice.sampler(stage, len(trials))
                 studies[stage] = optuna.create_study(
                     storage=storage,
                     study_name=stage,
@@ -100,7 +101,7 @@ class Proposer:
                     direction="maximize",
                     load_if_exists=True,
                 )
-        return studies
+        return studies, backend
 
     def _agrees(self, trials: Sequence[Trial]) -> bool:
         """Whether Optuna has been told exactly what the records say."""
@@ -127,7 +128,9 @@ class Proposer:
         trial = study.ask(fixed_distributions=self._distributions[stage])
         sampler = self._made[stage]
         why = sampler.why if isinstance(sampler, GuidedSampler) else ""
-        return Proposal(stage, dict(trial.params), trial, why)
+        codings = self._codings[stage]
+        values = {name: codings[name].to_value(code) for name, code in trial.params.items()}
+        return Proposal(stage, values, trial, why)
 
     @staticmethod
     def origin(proposal: Proposal) -> str:
@@ -136,7 +139,17 @@ class Proposer:
 
     def as_params(self, values: Mapping[str, Value], stage: Stage) -> dict[str, Value]:
         """A configuration as the sampler of a stage would have proposed it."""
-        return {n: as_proposed(p, values[n]) for n, p in self._parameters[stage].items()}
+        codings = self._codings[stage]
+        return {
+            name: codings[name].to_code(as_proposed(parameter, values[name]))
+            for name, parameter in self._parameters[stage].items()
+        }
+
+    def close(self) -> None:
+        """End what samplers have started."""
+        for sampler in self._made.values():
+            if isinstance(sampler, GpSampler):
+                sampler.close()
 
     def guided(self, stage: Stage) -> GuidedSampler | None:
         """The sampler of a stage, where it is ours."""
@@ -200,15 +213,3 @@ class Proposer:
     def _worst(study: optuna.Study) -> float:
         values = [t.value for t in study.get_trials(deepcopy=False) if t.value is not None]
         return min(values, default=0.0)
-
-
-def distribution(parameter: Parameter) -> BaseDistribution:
-    """Optuna's distribution for a parameter of the space."""
-    if parameter.choices is not None:
-        return CategoricalDistribution(list(parameter.choices))
-    span = parameter.range
-    assert span is not None
-    if span.type == "int":
-        step = 1 if span.step is None else int(span.step)
-        return IntDistribution(int(span.low), int(span.high), log=span.log, step=step)
-    return FloatDistribution(span.low, span.high, log=span.log, step=span.step)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nccltune.errors import StudyError
 from nccltune.launch.protocol import Progress
@@ -18,8 +18,10 @@ from nccltune.study.effective import Effective
 from nccltune.study.effects import traces_of
 from nccltune.study.files_check import through_files
 from nccltune.study.live_group import Subject
-from nccltune.study.measuring import Measurer
 from nccltune.study.records import Measurement
+
+if TYPE_CHECKING:
+    from nccltune.study.measuring import Measurer
 
 
 @dataclass(frozen=True)

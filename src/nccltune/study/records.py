@@ -16,6 +16,7 @@ Stage = Literal["search", "batch"]
 AGAIN = "again"
 """Origin of a trial that measures a configuration once more, which luck may have made look good."""
 _SIDES = ("baseline", "candidate")
+_PURPOSES, _STATES = frozenset(get_args(Purpose)), frozenset(get_args(State))
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Measurement:
 
 def _check(found: Mapping[str, Any]) -> None:
     """Raises TypeError, ValueError, KeyError for what a record of ours cannot hold."""
-    if found["purpose"] not in get_args(Purpose) or found["state"] not in get_args(State):
+    if found["purpose"] not in _PURPOSES or found["state"] not in _STATES:
         raise ValueError(f"purpose {found['purpose']!r}, state {found['state']!r}")
     if not isinstance(found["id"], str) or not isinstance(found["configuration"], dict):
         raise TypeError("id or configuration")

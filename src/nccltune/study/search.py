@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -19,11 +21,15 @@ from nccltune.study.confirming import (
 )
 from nccltune.study.live_group import Subject
 from nccltune.study.measuring import Measurer
+from nccltune.study.partners import Alone, Elsewhere, Partners, Wanted
 from nccltune.study.planner import Next, Planner
+from nccltune.study.pruning import Pruning
 from nccltune.study.records import AGAIN, Trial, best_of
 from nccltune.study.store import Store
 
 Ending = Literal["trials", "time", "exhausted", "settled"]
+POLL_SECONDS = 2.0
+"""Between two looks at what other tuners have finished."""
 
 
 class Reporter(Protocol):
@@ -34,6 +40,7 @@ class Reporter(Protocol):
     def noise(self, speeds: Sequence[float], wanted: int) -> None: ...
     def no_confirmation(self, seconds: float) -> None: ...
     def trial_ends(self, trial: Trial, failure: Failure | None, log: Path | None) -> None: ...
+    def note(self, text: str) -> None: ...
 
 
 @dataclass
@@ -54,7 +61,13 @@ class Search:
 
     narrow: Callable[[], Collection[str]] = tuple
     """Asked once the noise is known: parameters that cannot win more than that."""
+    pruning: Pruning = field(default_factory=Pruning)
+    """What ends a hopeless trial early."""
+
+    partners: Partners | None = None
+    """The other tuners on the study; None: there is none."""
     _narrowed: bool = False
+    _waits: str = ""
 
     def run(self) -> Ending:
         """Measure until trials or time are spent or nothing new is left to propose.
@@ -62,7 +75,9 @@ class Search:
         Raises: StudyError when the baseline fails; Interrupted.
         """
         try:
-            return self._run()
+            ending = self._run()
+            self._partners.at_work(False)
+            return ending
         finally:
             self.measurer.close()
             self.planner.close()
@@ -70,22 +85,84 @@ class Search:
     def _run(self) -> Ending:
         while True:
             self.stop.check()
-            if self.store.trials and self._wants_noise():
+            self._catch_up()
+            all_taken = self._partners.taken() >= self.budget.trials
+            # Of several tuners only the one that confirms needs to know the noise then.
+            measures = self.partners is None or not all_taken
+            if self.store.trials and measures and self._wants_noise():
                 self._measure_noise()
                 continue
-            if len(self.store.trials) >= self.budget.trials:
-                return "trials"
+            if all_taken:
+                if self._all_in(over=True):
+                    return "trials"
+                continue
             if not self.budget.fits(self.store.trials):
                 return "time"
+            if not self.store.trials and self._waited(self._partners.elsewhere()):  # the baseline
+                continue
             if self.store.trials and self.confirm and not self._narrowed:
                 self._narrowed = True
                 self.measurer.close()  # the diagnosis has ranks of its own
                 self.planner.leave_out(self.narrow())
                 self.planner.know_noise(*self._noise())
+            self.planner.elsewhere = others = self._partners.elsewhere()
+            self.budget.tuners = 1 + len({each.tuner for each in others})
             following = self.planner.next(self.store.trials, self.budget, self.measurer.suits)
-            if following is None:
+            if following is not None:
+                self._partners.at_work(True)
+                self._waits = ""
+                self._run_trial(following)
+            elif self._all_in(over=False):
                 return "exhausted" if self.planner.settled is None else "settled"
-            self._run_trial(following)
+
+    @functools.cached_property
+    def _partners(self) -> Partners:
+        return self.partners or Alone(self.store)
+
+    def _catch_up(self) -> bool:
+        """What others have finished counts as if it were measured here. Whether there was any."""
+        found = self._partners.catch_up()
+        for trial in found:
+            self.planner.tell(trial, None)
+            self.reporter.trial_ends(trial, None, None)
+        return bool(found)
+
+    def _all_in(self, *, over: bool) -> bool:
+        """Whether no other tuner is at work, and all that they have finished is known. `over`: no
+        trial is left for any of them.
+        """
+        self._partners.at_work(False)
+        others = self._partners.elsewhere()
+        if self._waited(others):
+            return False
+        if not over and self._partners.others_at_work():
+            self._wait("waiting for other tuners, which still find something to try")
+            return False
+        return not self._catch_up()
+
+    def _waited(self, others: Sequence[Elsewhere]) -> bool:
+        """Whether others are at trials that have to be waited for; waits a moment if so."""
+        if others:
+            trials = "a trial" if len(others) == 1 else f"{len(others)} trials"
+            self._wait(f"waiting for {trials} of other tuners")
+        return bool(others)
+
+    def _wait(self, why: str) -> None:
+        if why != self._waits:
+            self._waits = why
+            self.measurer.close()  # idle ranks keep memory, and a core busy
+            self.reporter.note(why)
+        until = time.monotonic() + POLL_SECONDS
+        while time.monotonic() < until:
+            self.stop.check()
+            time.sleep(0.1)
+
+    def complete_noise(self) -> None:
+        """Launch the baseline as often as a confirmation needs, if the search has not."""
+        while self._wants_noise():
+            self.stop.check()
+            self._measure_noise()
+        self.measurer.close()
 
     def _wants_noise(self) -> bool:
         """Whether the baseline is launched once more. Not where there is no time to confirm
@@ -125,7 +202,12 @@ class Search:
         return repeats, noise_threshold([speeds]) if known else None
 
     def _run_trial(self, following: Next) -> None:
-        number = len(self.store.trials)
+        effect = self.planner.effect(following.configuration)
+        wanted = Wanted(following.configuration, effect, following.stage, following.origin)
+        number = self._partners.claim(wanted, self.budget.trials)
+        if number is None:  # another tuner was first
+            self.planner.hold(following)
+            return
         self.reporter.trial_begins(number)
         incumbent = best_of(self.store.trials, "search")
         compares = incumbent is not None and following.stage == "search"
@@ -135,11 +217,20 @@ class Search:
             origin=following.origin,
             trial=number,
             fresh=following.origin == AGAIN,
-            cut_below=incumbent.value if incumbent and compares else None,
+            cut_below=self.pruning.cut_below(incumbent.value) if incumbent and compares else None,
+            judge=self.pruning.judge(self.store.measurements) if compares else None,
         )
         measurement, failure = self.measurer.measure(subject, self.reporter.progress)
         if number == 0 and failure is not None:
             raise StudyError(_baseline_failed(failure))
+        if not self._partners.publish(measurement):
+            self.measurer.close()  # its launch is on no record
+            self.planner.hold(following)
+            self.reporter.note(
+                f"trial {number} does not count: this tuner was not heard of for so long that "
+                "others may measure it"
+            )
+            return
         trial = self.store.add(measurement)
         self.planner.tell(trial, following)
         log = None if failure is None or failure.log is None else Path(failure.log)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, overload
 
 from nccltune.errors import StudyError
 from nccltune.study.folder import StudyPaths
@@ -21,11 +22,11 @@ class Store:
     def __init__(self, paths: StudyPaths, *, repair: bool = True) -> None:
         """`repair` finishes what a kill cut off; only under the lock."""
         self.paths = paths
-        self.measurements = _records(Measurement.from_dict, paths.measurements)
-        self.trials = _records(Trial.from_dict, paths.trials)
-        missing = {i for t in self.trials for i in t.measurements} - {
-            m.id for m in self.measurements
-        }
+        with no_collecting():
+            self.measurements = _measurements(paths.measurements)
+            self.trials = _trials(paths.trials)
+        self._by_id = {m.id: m for m in self.measurements}
+        missing = {i for t in self.trials for i in t.measurements} - self._by_id.keys()
         if missing:
             raise StudyError(
                 f"{paths.measurements}: lacks {', '.join(sorted(missing))}, which {paths.trials} "
@@ -46,8 +47,7 @@ class Store:
     def add(self, measurement: Measurement) -> Trial:
         """Record a measurement of the search and its trial. Both are on disk when this returns."""
         trial = Trial.of(measurement)
-        self._append(self.paths.measurements, measurement.to_dict())
-        self.measurements.append(measurement)
+        self._keep(measurement)
         self._append(self.paths.trials, trial.to_dict())
         self.trials.append(trial)
         return trial
@@ -55,8 +55,12 @@ class Store:
     def add_extra(self, measurement: Measurement) -> None:
         """Record a measurement that belongs to no trial of its own: noise, confirmation."""
         assert measurement.purpose != "search"
+        self._keep(measurement)
+
+    def _keep(self, measurement: Measurement) -> None:
         self._append(self.paths.measurements, measurement.to_dict())
         self.measurements.append(measurement)
+        self._by_id[measurement.id] = measurement
 
     def noise(self) -> list[float]:
         """Samples/s of the baseline's launches in the search: trial 0 and its repetitions."""
@@ -76,7 +80,7 @@ class Store:
 
     def measurement(self, trial: Trial) -> Measurement:
         """The (last) measurement of a trial."""
-        return next(m for m in reversed(self.measurements) if m.id in trial.measurements)
+        return self._by_id[trial.measurements[-1]]
 
     @staticmethod
     def _append(path: Path, record: Mapping[str, Any]) -> None:
@@ -106,17 +110,92 @@ def has_results(paths: StudyPaths) -> bool:
 
 _DAMAGED = "restore the file, or start anew with --new (the old folder is kept)"
 
-_Record = TypeVar("_Record")
+
+@contextlib.contextmanager
+def no_collecting() -> Iterator[None]:
+    """Without the garbage collector, which walks all records again and again, and finds nothing."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
-def _records(parse: Callable[[Mapping[str, Any]], _Record], path: Path) -> list[_Record]:
+_NOT_OURS = (AttributeError, TypeError, KeyError, ValueError)
+
+
+def _trials(path: Path) -> list[Trial]:
     found = []
-    for number, line in enumerate(read_lines(path), start=1):
+    for number, _, record in _lines(path):
         try:
-            found.append(parse(line))
-        except (AttributeError, TypeError, KeyError, ValueError):
-            raise StudyError(f"{path}: line {number} is not a record of ours; {_DAMAGED}") from None
+            found.append(Trial.from_dict(record))
+        except _NOT_OURS:
+            raise _not_ours(path, number) from None
     return found
+
+
+def _measurements(path: Path) -> list[Measurement]:
+    found = []
+    for number, offset, record in _lines(path):
+        try:
+            measurement = Measurement.from_dict(record)
+            if measurement.purpose == "search" and measurement.trial != 0:
+                _set_windows_aside(record["result"], path, offset)
+            found.append(measurement)
+        except _NOT_OURS:
+            raise _not_ours(path, number) from None
+    return found
+
+
+def _set_windows_aside(result: dict[str, Any] | None, path: Path, offset: int) -> None:
+    """Of the search's candidates: they are most of all that is on record, and hardly looked at."""
+    if result is not None and isinstance(result.get("windows"), list):
+        result["windows"] = _Windows(path, offset)
+
+
+def _not_ours(path: Path, number: int) -> StudyError:
+    return StudyError(f"{path}: line {number} is not a record of ours; {_DAMAGED}")
+
+
+class _Windows(Sequence[Mapping[str, Any]]):
+    """The windows of a measurement, read from its line when somebody looks at them."""
+
+    def __init__(self, path: Path, offset: int) -> None:
+        self._path, self._offset = path, offset
+
+    def _read(self) -> list[Mapping[str, Any]]:
+        """Raises: StudyError when the line is no longer there."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                found: list[Mapping[str, Any]] = json.loads(file.readline())["result"]["windows"]
+                return found
+        except (OSError, *_NOT_OURS) as error:
+            raise StudyError(f"{self._path}: was changed meanwhile; {_DAMAGED}") from error
+
+    @overload
+    def __getitem__(self, place: int) -> Mapping[str, Any]: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Mapping[str, Any]]: ...
+    def __getitem__(self, place: int | slice) -> Any:
+        return self._read()[place]
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return iter(self._read())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._read() == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as of a list
+
+    def __deepcopy__(self, _memo: object) -> list[Mapping[str, Any]]:
+        """Plain values, for `to_dict`."""
+        return self._read()
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -124,16 +203,23 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
     Raises: StudyError for a damaged line that is not the last.
     """
+    return [record for _, _, record in _lines(path)]
+
+
+def _lines(path: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Number, offset in bytes and record of each line. Raises StudyError, see `read_lines`."""
     if not path.exists():
-        return []
+        return
     if not path.is_file():
         raise StudyError(f"{path}: is no file; {_DAMAGED}")
-    lines = path.read_bytes().split(b"\n")
-    records = []
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            raise StudyError(f"{path}: line {number} is damaged; {_DAMAGED}") from None
-        records.append(record)
-    return records
+    offset = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                raise StudyError(f"{path}: line {number} is damaged; {_DAMAGED}") from None
+            yield number, offset, record
+            offset += len(line)

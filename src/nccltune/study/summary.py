@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,10 +70,15 @@ class Summary:
         answer = confirmation.own_batch()
         if answer.trial is None or (answer.verdict and answer.verdict.launches >= FEWEST):
             return answer
+        found = self.measurements.values()
+        confirmed = {key(m.configuration) for m in found if m.compared is not None}
+        if not confirmed:
+            return answer
         # As measured too: earlier versions confirmed what had no effect along with the rest.
         whole = [t for t, acts in zip(self.trials, self.acting, strict=True) if t != acts]
         for trial in [*reversed(self.acting), *reversed(whole)]:
-            if trial.stage == "search" and trial.state == "complete":
+            sound = trial.stage == "search" and trial.state == "complete"
+            if sound and key(trial.parameters) in confirmed:
                 with contextlib.suppress(CandidateFailed):
                     earlier = confirmation.of_trial(trial)
                     if earlier.faster:
@@ -135,7 +140,8 @@ class Summary:
                 assert isinstance(measurement.effective["env"], dict)
                 assert isinstance(measurement.nccl, (dict, type(None)))
                 if measurement.result is not None:
-                    assert isinstance(measurement.result["windows"], list)
+                    windows = measurement.result["windows"]
+                    assert isinstance(windows, Sequence) and not isinstance(windows, str)
             self.ranking(), self.failures(), self.time_spent(), self.winner, self.larger
             assert (self.own is None) == (not self.trials)
             assert self.with_larger is None or self.larger is not None

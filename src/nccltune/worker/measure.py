@@ -15,15 +15,21 @@ from nccltune.worker.memory import forget_peak_memory, held_memory, peak_memory
 from nccltune.worker.ranks import Ranks
 from nccltune.worker.spec import Request
 from nccltune.worker.status import Status
-from nccltune.worker.timer import Announce, AwaitTurn, Clock, Steps, WindowTimer
+from nccltune.worker.timer import Announce, AwaitTurn, Clock, IsHopeless, Steps, WindowTimer
 from nccltune.worker.windows import QUEUE_TREND, queue_trend
 
 
 def measure(
-    request: Request, ranks: Ranks, status: Status, announce: Announce, await_turn: AwaitTurn
+    request: Request,
+    ranks: Ranks,
+    status: Status,
+    announce: Announce,
+    await_turn: AwaitTurn,
+    is_hopeless: IsHopeless,
 ) -> dict[str, Any]:
     """Measure one configuration and return its result (the same on every rank), as plain JSON.
     `await_turn` returns when the tuner lets this group go on; only a request with turns waits.
+    `is_hopeless` is what the tuner answers; only a request that asks does.
     """
     clock = Clock(announce)
     communicator, job = begin(request, ranks, status, clock)
@@ -33,7 +39,8 @@ def measure(
     checked = check_collectives(job, communicator.group, ranks)
     forget_peak_memory(job.device)
     turn = await_turn if request.turns else None
-    timer = WindowTimer(request.settings, ranks, job, clock, announce, turn)
+    asked = is_hopeless if request.asks else None
+    timer = WindowTimer(request.settings, ranks, job, clock, announce, turn, asked)
     steady = drive(job, timer.warming())
     cut = drive(job, timer.measuring())
     clock.start("verify")

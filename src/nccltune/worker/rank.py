@@ -142,6 +142,15 @@ def _serve(status: Status) -> None:
         if receive()["type"] == "close":
             leave(0)  # in the middle of a job, which nobody waits for any more
 
+    closing = False
+
+    def is_hopeless(rates: list[float]) -> bool:
+        nonlocal closing
+        announce("ask", rates=rates)
+        told = receive()["type"]
+        closing = told == "close"  # an end that the job is torn down for, as at any other
+        return bool(told != "turn")
+
     announce("hello", token=os.environ[TOKEN], torch=torch.__version__)
     while True:
         status.at("idle")
@@ -157,5 +166,7 @@ def _serve(status: Status) -> None:
             announce("result", result=diagnose(request, ranks, status, announce))
         else:
             request = Request.from_message(message)
-            found = measure(request, ranks, status, announce, await_turn)
+            found = measure(request, ranks, status, announce, await_turn, is_hopeless)
+            if closing:
+                return
             announce("result", result=found)

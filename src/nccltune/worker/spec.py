@@ -66,6 +66,8 @@ class Request:
     communicator_config: dict[str, int] = field(default_factory=dict)
     turns: bool = False
     """Whether each window waits for its turn, since another group uses the devices in between."""
+    asks: bool = False
+    """Whether the tuner is asked after windows if this is hopeless, in place of `cut_below`."""
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> Request:
@@ -80,4 +82,5 @@ class Request:
             communicator_env=message["communicator_env"],
             communicator_config=message["communicator_config"],
             turns=message["turns"],
+            asks=message["asks"],
         )

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from nccltune.worker.spec import Settings
 from nccltune.worker.windows import (
+    CUT_WINDOWS,
     Interruptions,
     Window,
     hopeless,
@@ -20,6 +21,8 @@ from nccltune.worker.windows import (
 
 Announce = Callable[..., None]
 AwaitTurn = Callable[[], None]
+IsHopeless = Callable[[list[float]], bool]
+"""Asked with the samples/s of the windows that count so far; the same answer on every rank."""
 Steps = Generator[str, None, bool]
 """Gives a phase for each step that is wanted, and goes on when that step was taken."""
 
@@ -96,10 +99,14 @@ class WindowTimer:
         clock: Clock,
         announce: Announce,
         await_turn: AwaitTurn | None = None,
+        is_hopeless: IsHopeless | None = None,
     ) -> None:
-        """`await_turn`: called before each window that counts, where groups take turns."""
+        """`await_turn`: called before each window that counts, where groups take turns.
+        `is_hopeless`: asked after windows that count; None: the rule of the settings.
+        """
         self._settings, self._ranks, self._work = settings, ranks, work
         self._clock, self._announce, self._await_turn = clock, announce, await_turn
+        self._is_hopeless = is_hopeless
         self.windows: list[Window] = []
         self._settled = 0
         self._interruptions: Interruptions | None = None
@@ -142,9 +149,7 @@ class WindowTimer:
         return several and is_draining(windows, self._work.feed.workers)
 
     def measuring(self) -> Steps:
-        """Steps of the windows that count. Returns whether it was ended early, as surely slower
-        than the incumbent.
-        """
+        """Steps of the windows that count. Returns whether it was ended early, as hopeless."""
         if self._await_turn is None:
             self._clock.start("measure")
         settings = self._settings
@@ -163,9 +168,15 @@ class WindowTimer:
                 return False
             if len(counting) >= 2 and spent >= settings.max_measure_seconds:
                 return False
-            if hopeless(self.rates(), settings):
+            if self._hopeless():
                 return True
         return False
+
+    def _hopeless(self) -> bool:
+        if self._is_hopeless is None:
+            return hopeless(self.rates(), self._settings)
+        news = self.windows[-1].counts and len(self.counting) >= CUT_WINDOWS
+        return news and self._is_hopeless(self.rates())
 
     def _most_windows(self) -> int:
         return (2 if self._interruptions is None else _MOST_SHORT) * self._settings.windows

@@ -20,7 +20,8 @@ _BEHIND = 1.5  # times its share of the steps that a worker may take before it c
 _TREND_WINDOWS = 5
 _RARE = 5  # steps from one interruption to the next
 _LONG_ROUND = 10.0  # windows; a round of many workers can be long where steps are slow
-_CUT_WINDOWS = 3  # a standard error from two windows says nothing
+CUT_WINDOWS = 3
+"""Fewest windows that a measurement is cut after: a standard error from two says nothing."""
 _TREND_T = 3.182  # two-sided 95 % point of Student's t with 5 - 2 degrees of freedom
 
 
@@ -190,7 +191,7 @@ def hopeless(samples_per_second: Sequence[float], settings: Settings) -> bool:
     """Whether this is surely slower than the incumbent: median + 3 standard errors lies below it by
     more than the margin.
     """
-    if settings.cut_below is None or len(samples_per_second) < _CUT_WINDOWS:
+    if settings.cut_below is None or len(samples_per_second) < CUT_WINDOWS:
         return False
     bound = statistics.median(samples_per_second) + 3 * standard_error_of_median(samples_per_second)
     return bound < settings.cut_below * (1 - settings.cut_margin)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import optuna
 from optuna.samplers import BaseSampler
@@ -10,8 +11,11 @@ from optuna.samplers import BaseSampler
 from nccltune.space import Parameter, ResolvedSpace, Value, canonical, violation
 from nccltune.space.configuration import scope
 from nccltune.study.records import Stage
+from nccltune.study.sampling.coding import Coding, cmaes_sampler, coded, distribution
 from nccltune.study.sampling.estimates import as_proposed
+from nccltune.study.sampling.gp import GpSampler
 from nccltune.study.sampling.guided import GuidedSampler
+from nccltune.study.sampling.walk import WalkSampler
 
 SAMPLERS = ("guided", "tpe", "random", "gp", "cmaes", "walk")
 DEFAULT = "guided"
@@ -33,9 +37,26 @@ TOGETHER = (
 def guided(space: ResolvedSpace, parameters: Sequence[Parameter], seed: int) -> GuidedSampler:
     """The guided sampler for some parameters of a space."""
     names = {parameter.name for parameter in parameters}
+    return GuidedSampler(
+        _defaults(space, parameters),
+        presets={p.name: p.values for p in space.presets if p.values.keys() <= names},
+        together=[pair for pair in TOGETHER if names.issuperset(pair)],
+        costly={p.name for p in parameters if scope(p.name, p.target) == "process"},
+        feasible=_rule(space, parameters),
+        seed=seed,
+    )
+
+
+def _defaults(space: ResolvedSpace, parameters: Sequence[Parameter]) -> dict[str, Value]:
+    return {p.name: as_proposed(p, space.baseline[p.name]) for p in parameters}
+
+
+def _rule(
+    space: ResolvedSpace, parameters: Sequence[Parameter]
+) -> Callable[[Mapping[str, Value]], bool]:
+    """Whether values are legal, and no other way to write a configuration of which all act."""
 
     def feasible(values: Mapping[str, Value]) -> bool:
-        """Legal, and not another way to write a configuration whose values all act."""
         configuration = canonical(values, space)
         if violation(configuration, space) is not None:
             return False
@@ -45,33 +66,47 @@ def guided(space: ResolvedSpace, parameters: Sequence[Parameter], seed: int) -> 
             if p.name in values
         )
 
-    return GuidedSampler(
-        {p.name: as_proposed(p, space.baseline[p.name]) for p in parameters},
-        presets={p.name: p.values for p in space.presets if p.values.keys() <= names},
-        together=[pair for pair in TOGETHER if names.issuperset(pair)],
-        costly={p.name for p in parameters if scope(p.name, p.target) == "process"},
-        feasible=feasible,
-        seed=seed,
-    )
+    return feasible
 
 
-def samplers(name: str, space: ResolvedSpace, seed: int) -> Callable[[Stage, int], BaseSampler]:
-    """Makes the sampler of a stage of a study with so many trials. Larger batches are few and come
-    from the winner on: they are TPE's where the search itself is guided.
-    """
-    parameters = [p for p in space.parameters if p.target != "batch"]
+@dataclass(frozen=True)
+class Choice:
+    """A sampler by its name, for a space."""
 
-    def make(stage: Stage, done: int) -> BaseSampler:
-        if name == "guided" and stage == "search":
-            return guided(space, parameters, seed)
-        return of_optuna("tpe" if name == "guided" else name, (seed + done) % (1 << 32))
+    name: str
+    space: ResolvedSpace
+    seed: int = 0
 
-    return make
+    def sampler(self, stage: Stage, done: int) -> BaseSampler:
+        """That of a stage of a study with so many trials. Larger batches are few and come from the
+        winner on: they are TPE's where the search itself is guided or a walk.
 
+        Raises: UsageError where a package is missing.
+        """
+        parameters = [p for p in self.space.parameters if p.target != "batch"]
+        if stage == "search" and self.name == "guided":
+            return guided(self.space, parameters, self.seed)
+        if stage == "search" and self.name == "walk":
+            defaults = _defaults(self.space, parameters)
+            return WalkSampler(
+                defaults,
+                order=list(defaults),
+                feasible=_rule(self.space, parameters),
+                seed=self.seed,
+            )
+        seed = (self.seed + done) % (1 << 32)  # resumed: not the same draws again
+        if self.name == "gp":
+            return GpSampler(seed=self.seed, startup=STARTUP_TRIALS)
+        if self.name == "cmaes":
+            return cmaes_sampler(seed)
+        if self.name == "random":
+            return optuna.samplers.RandomSampler(seed=seed)
+        return optuna.samplers.TPESampler(
+            multivariate=True, n_startup_trials=STARTUP_TRIALS, seed=seed
+        )
 
-def of_optuna(name: str, seed: int) -> BaseSampler:
-    """`tpe` or `random`, as Optuna has them."""
-    if name == "random":
-        return optuna.samplers.RandomSampler(seed=seed)
-    assert name == "tpe", name
-    return optuna.samplers.TPESampler(multivariate=True, n_startup_trials=STARTUP_TRIALS, seed=seed)
+    def coding(self, parameter: Parameter) -> Coding:
+        """How the sampler sees a parameter."""
+        if self.name in ("gp", "cmaes"):
+            return coded(parameter, everything=self.name == "cmaes")
+        return Coding(distribution(parameter))

@@ -13,6 +13,7 @@ from nccltune.study.records import Measurement, Trial
 from nccltune.study.sampling.guide import Guide, Knob, Observation
 
 _DIGITS = 6  # that another machine's arithmetic has too
+_AT_ONCE = 256  # configurations that the model is asked for: its tables grow with them
 
 
 def as_proposed(parameter: Parameter, value: Value) -> Value:
@@ -53,16 +54,18 @@ def estimated(
     if len(own) < 2 or not parameters:
         return list(trials)
     knobs = [_knob(p, own, space) for p in parameters]
-    guide = Guide(knobs)
+    guide, coder = Guide(knobs), _Coder(parameters, knobs)
     launches = {m.id: (m.tuner, m.launch) for m in measurements}
+    searched = [t for t in trials if t.stage == "search" and t.state != "failed"]
+    of = {t.number: coder.code(t.parameters) for t in searched}
     history = [
         Observation(
-            _code(guide, parameters, t.parameters),
+            of[t.number],
             math.log(t.value),
             launches.get(t.measurements[-1]) if t.measurements else None,
         )
-        for t in trials
-        if t.stage == "search" and t.state != "failed" and t.value
+        for t in searched
+        if t.value
     ]
     noise = [m for m in measurements if m.purpose == "noise" and m.value and m.tuner is None]
     history += [
@@ -72,23 +75,39 @@ def estimated(
     for trial in own:
         first.setdefault(key(trial.parameters), trial)
     kept = list(first.values())
-    codes = np.array([_code(guide, parameters, t.parameters) for t in kept], dtype=np.intp)
-    mean, _ = guide.posterior(history).predict(codes)
-    told = [replace(t, value=_rounded(math.exp(m))) for t, m in zip(kept, mean, strict=True)]
+    codes = np.array([of[t.number] for t in kept], dtype=np.intp)
+    model = guide.posterior(history)
+    parts = [codes[i : i + _AT_ONCE] for i in range(0, len(codes), _AT_ONCE)]
+    means = np.concatenate([model.predict(part)[0] for part in parts])
+    told = [replace(t, value=_rounded(math.exp(m))) for t, m in zip(kept, means, strict=True)]
     return sorted([*told, *others], key=lambda t: t.number)
 
 
 def _knob(parameter: Parameter, trials: Sequence[Trial], space: ResolvedSpace) -> Knob:
-    seen = [as_proposed(parameter, t.parameters[parameter.name]) for t in trials]
+    different = dict.fromkeys((type(v), v) for v in (t.parameters[parameter.name] for t in trials))
+    seen = [as_proposed(parameter, value) for _, value in different]
     default = as_proposed(parameter, space.baseline[parameter.name])
     values = parameter.choices or tuple(dict.fromkeys([default, *seen]))
     return Knob(parameter.name, tuple(values), default)
 
 
-def _code(
-    guide: Guide, parameters: Sequence[Parameter], values: Mapping[str, Value]
-) -> tuple[int, ...]:
-    return guide.code({p.name: as_proposed(p, values[p.name]) for p in parameters})
+class _Coder:
+    """Codes of configurations. The place of a value is worked out once: few differ."""
+
+    def __init__(self, parameters: Sequence[Parameter], knobs: Sequence[Knob]) -> None:
+        self._parts = list(zip(parameters, knobs, strict=True))
+        self._places: list[dict[tuple[type, Value], int]] = [{} for _ in knobs]
+
+    def code(self, values: Mapping[str, Value]) -> tuple[int, ...]:
+        code = []
+        for (parameter, knob), places in zip(self._parts, self._places, strict=True):
+            value = values[parameter.name]
+            place = places.get((type(value), value))
+            if place is None:
+                place = knob.place(as_proposed(parameter, value))
+                places[type(value), value] = place
+            code.append(place)
+        return tuple(code)
 
 
 def _rounded(value: float) -> float:

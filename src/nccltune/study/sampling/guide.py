@@ -20,9 +20,8 @@ WALK = "walk"
 
 _ALL = 1500  # configurations up to which all are looked at
 _PAIRS = 1200  # pairs of changes looked at beside the best
-_DRAWN = 200
 _STARTS = 3
-_LIKELY = 150  # configurations that a draw looks at
+_LIKELY = 10  # configurations that a draw looks at: what more trials would try
 _DRAWS = 400
 _ERF = np.vectorize(math.erf)
 _REMEMBERED = 160  # observations that the model is fitted to
@@ -149,7 +148,7 @@ class Guide:
             self._fitted = (len(history), self._fit(history))
         return self._fitted[1]
 
-    def _fit(self, history: Sequence[Observation]) -> Posterior:
+    def _fit(self, history: Sequence[Observation], *, loose: bool = False) -> Posterior:
         good = [o for o in history if o.value is not None]
         if len(good) > _REMEMBERED:  # the fastest say where to look, the last what is new
             fastest = sorted(good[: -_REMEMBERED // 4], key=lambda o: -(o.value or 0.0))
@@ -176,6 +175,7 @@ class Guide:
             np.array([numbers[k] for k in keys]),
             np.array([o.value for o in good], dtype=float),
             priors,
+            loose=loose,
         )
 
     def _launch(self, observation: Observation) -> Any:
@@ -192,21 +192,25 @@ class Guide:
     def chance(
         self, history: Sequence[Observation], threshold: float, closed: Collection[Code]
     ) -> float:
-        """The probability that some configuration is better than the best one measured by more than
-        the share `threshold`: how often it is in draws of the model.
+        """The probability that one of the likeliest configurations that were not measured is better
+        than the best one measured by more than the share `threshold`: how often draws of the model
+        have one.
         """
         rng = np.random.default_rng((self._seed, len(history), 1))
-        model = self.posterior(history)
         codes = self._candidates(history, rng)
-        failed = {o.code for o in history if o.value is None}
-        open_codes = [c for c in map(tuple, codes.tolist()) if c not in closed and c not in failed]
-        mean, spread = model.predict(np.array(open_codes, dtype=np.intp))
-        likely = np.argsort(-(mean + spread))[:_LIKELY]
-        best = self.answer(history)
-        asked = np.array([best, *(open_codes[i] for i in likely)], dtype=np.intp)
-        middle, _ = model.predict(asked)
-        covariance = model.covariance(asked)
-        draws = rng.multivariate_normal(middle, covariance, size=_DRAWS, method="eigh")
+        done = {o.code for o in history} | set(closed)
+        left = np.array([c for c in map(tuple, codes.tolist()) if c not in done], dtype=np.intp)
+        if not len(left):
+            return 0.0
+        model = self._fit(history, loose=True)
+        mean, spread = model.predict(left)
+        best = np.array([self.answer(history)], dtype=np.intp)
+        reach = float(model.predict(best)[0][0]) + math.log1p(threshold)
+        likely = np.argsort(-(mean - reach) / spread)[:_LIKELY]
+        asked = np.concatenate([best, left[likely]])
+        draws = rng.multivariate_normal(
+            model.predict(asked)[0], model.covariance(asked), size=_DRAWS, method="eigh"
+        )
         over = draws[:, 1:] - draws[:, [0]] > math.log1p(threshold)
         return float(over.any(axis=1).mean())
 
@@ -253,10 +257,10 @@ class Guide:
         """That a configuration does not fail: lower for those that share values with ones that did,
         values alone and in pairs.
         """
-        bad = [o.code for o in history if o.value is None]
+        bad = [o.code for o in history if o.value is None][-_REMEMBERED // 2 :]
         if not bad:
             return np.ones(len(codes))
-        good = [o.code for o in history if o.value is not None]
+        good = [o.code for o in history if o.value is not None][-_REMEMBERED // 2 :]
         every = np.array([*bad, *good], dtype=np.intp)
         label = np.array([-1.0] * len(bad) + [0.0] * len(good))
         default = np.array(self.default)
@@ -264,9 +268,9 @@ class Guide:
         def kernel(a: Codes, b: Codes) -> Floats:
             same = (a[:, None, :] == b[None, :, :]) & (a[:, None, :] != default)
             n = same.sum(axis=2).astype(float)
-            return np.asarray(n + 2.0 * n * (n - 1) / 2) * 0.05
+            return np.asarray(n + n * (n - 1) / 4) * 0.05
 
-        k = kernel(every, every) + 0.05 * np.eye(len(every))
+        k = kernel(every, every) + 0.015 * np.eye(len(every))
         told = kernel(codes, every) @ np.linalg.solve(k, label)
         return np.clip(0.95 + told, 0.02, 1.0)
 
@@ -283,20 +287,19 @@ class Guide:
         found = [measured[np.argsort(-mean)[:10]]]
         found += [_singles(start, sizes) for start in best]
         found.append(_doubles(best[0], sizes, rng))
-        found.append(rng.integers(0, sizes, size=(_DRAWN, len(sizes))))
-        for bold in (0.0, 1.0, 2.0):
-            found.append(self._climbed(model, best[0], sizes, bold))
+        found.append(self._climbed(model, best[0], sizes))
         return np.unique(np.concatenate(found), axis=0)
 
-    def _climbed(self, model: Posterior, start: Codes, sizes: NDArray[Any], bold: float) -> Codes:
-        """The best place that steps of one parameter lead to, by mean + `bold` spreads."""
+    def _climbed(self, model: Posterior, start: Codes, sizes: NDArray[Any]) -> Codes:
+        """Where steps of one parameter lead that the model expects to gain: what it holds for the
+        best, and the way there.
+        """
         here = start
         path = []
         for _ in range(2 * len(sizes)):
             options = _singles(here, sizes)
-            mean, spread = model.predict(options)
-            height = mean + bold * spread
-            top = options[int(height.argmax())]
+            mean, _ = model.predict(options)
+            top = options[int(mean.argmax())]
             path.append(top)
             if np.array_equal(top, here):
                 break

@@ -63,18 +63,20 @@ class GuidedSampler(BaseSampler):
         self._left_out: set[str] = set()
         self._repeats: list[tuple[Mapping[str, Value], float, Any]] = []
         self._guide: Guide | None = None
-        self._shape: tuple[Any, ...] = ()
-        self._seen: dict[int, FrozenTrial] = {}
+        self._asked_for: dict[str, BaseDistribution] = {}
         self._history: list[Observation] = []
         self._closed: set[Code] = set()
         self._ranked: tuple[int, Any] | None = None
+        self._read, self._told = 0, 0
+        self._open: list[int] = []
+        self._ratios, self._sized, self._unit = True, 1, 1.0
 
     # What is told beside the trials.
 
     def expect(self, gains: Mapping[str, float]) -> None:
         """The most that parameters can win, as ratios above 1: those of large gains go first."""
         self._gains = dict(gains)
-        self._shape = ()
+        self._guide = None
 
     def leave_out(self, names: Collection[str]) -> None:
         """Parameters that are not varied any more."""
@@ -83,7 +85,6 @@ class GuidedSampler(BaseSampler):
     def repeated(self, values: Mapping[str, Value], value: float, launch: Any) -> None:
         """A configuration measured once more, outside the study's trials."""
         self._repeats.append((dict(values), value, launch))
-        self._shape = ()
 
     # As Optuna asks.
 
@@ -164,31 +165,27 @@ class GuidedSampler(BaseSampler):
         return guide.chance(self._history, threshold, self._closed)
 
     def _prepared(self, study: optuna.Study, search_space: Mapping[str, BaseDistribution]) -> Guide:
+        """The guide for this space, with all that the study's trials say."""
         trials = study.get_trials(deepcopy=False)
-        knobs = self._knobs(search_space, trials)
-        shape = tuple((k.name, k.values, k.gain) for k in knobs)
-        if self._guide is None or shape != self._shape:
-            self._shape = shape
-            self._guide = Guide(knobs, self._usable(knobs), self._together, seed=self._seed)
-            self._seen, self._history, self._closed = {}, [], set()
-            self._ranked = None
-            scale = _scale(trials, study)
-            for values, value, launch in self._repeats:
-                if (code := _code(self._guide, values)) is not None:
-                    self._history.append(Observation(code, scale(value), launch))
-        self._catch_up(trials, study)
+        if self._guide is None or self._asked_for != dict(search_space):
+            self._begin(search_space)
+        if not self._catch_up(trials, study):  # the values are no ratios after all
+            self._begin(search_space)
+            self._catch_up(trials, study)
+        assert self._guide is not None
         return self._guide
 
-    def _knobs(
-        self, search_space: Mapping[str, BaseDistribution], trials: Sequence[FrozenTrial]
-    ) -> list[Knob]:
+    def _begin(self, search_space: Mapping[str, BaseDistribution]) -> None:
         knobs = []
         for name, distribution in search_space.items():
             values = _values(distribution, self._default.get(name))
             default = _default(values, self._default, name)
             gain = self._gains.get(name)
             knobs.append(Knob(name, values, default, name in self._costly, gain))
-        return knobs
+        self._guide = Guide(knobs, self._usable(knobs), self._together, seed=self._seed)
+        self._asked_for = dict(search_space)
+        self._read, self._open, self._told = 0, [], 0
+        self._history, self._closed, self._ranked = [], set(), None
 
     def _usable(self, knobs: Sequence[Knob]) -> dict[str, Mapping[str, Value]]:
         """The presets, as far as all their parameters are searched with these values."""
@@ -199,46 +196,66 @@ class GuidedSampler(BaseSampler):
 
         return {name: values for name, values in self._presets.items() if fits(values)}
 
-    def _catch_up(self, trials: Sequence[FrozenTrial], study: optuna.Study) -> None:
+    def _catch_up(self, trials: Sequence[FrozenTrial], study: optuna.Study) -> bool:
+        """Take in what is new. False where a value asks for another scale than those before."""
         assert self._guide is not None
-        scale = _scale(trials, study)
-        for trial in trials:
-            known = self._seen.get(trial.number)
-            if known is not None and known.state.is_finished():
-                continue
-            self._seen[trial.number] = trial
+        new = [*(trials[n] for n in self._open), *trials[self._read :]]
+        if not self._fits(trials, new):
+            return False
+        self._read, self._open = len(trials), []
+        scale = self._scale(study)
+        for configuration, value, launch in self._repeats[self._told :]:
+            if (code := _code(self._guide, configuration)) is not None:
+                self._history.append(Observation(code, scale(value), launch))
+        self._told = len(self._repeats)
+        for trial in new:
             code = _code(self._guide, trial.params)
+            if not trial.state.is_finished():
+                self._open.append(trial.number)
             if code is None:
                 continue
-            if trial.state == TrialState.FAIL and trial.user_attrs.get(NOT_RUN):
+            if not trial.state.is_finished() or trial.user_attrs.get(NOT_RUN):
                 self._closed.add(code)
-            elif trial.state.is_finished():
-                value = _value_of(trial)
-                launch = trial.user_attrs.get(LAUNCH)
-                told = None if value is None else scale(value)
-                self._history.append(Observation(code, told, launch))
+            else:
+                found = _value_of(trial)
+                told = None if found is None else scale(found)
+                self._history.append(Observation(code, told, trial.user_attrs.get(LAUNCH)))
                 self._closed.discard(code)
-            elif trial.state == TrialState.RUNNING:
-                self._closed.add(code)
+        return True
+
+    def _scale(self, study: optuna.Study) -> Callable[[float], float]:
+        """Turns a value into what the model adds up: the log of a positive one, else a share of
+        how far values are apart; larger is better.
+        """
+        sign = 1.0 if study.direction == optuna.study.StudyDirection.MAXIMIZE else -1.0
+        if self._ratios:
+            return lambda value: sign * math.log(value)
+        unit = self._unit
+        return lambda value: sign * value / unit
+
+    def _fits(self, trials: Sequence[FrozenTrial], new: Sequence[FrozenTrial]) -> bool:
+        """Whether the scale suits the values; where not, it does from now on."""
+        if self._ratios and all((v := _value_of(t)) is None or v > 0 for t in new):
+            return True
+        values = [v for t in trials if (v := _value_of(t)) is not None]
+        if not self._ratios and (self._sized > 64 or len(values) < 2 * self._sized):
+            return True
+        # About as far apart as log speeds are, by the values so far: again when there are twice
+        # as many, while they are few.
+        self._ratios, self._sized = False, len(values)
+        self._unit = 10 * (statistics.pstdev(values) or 1.0)
+        return False
 
 
 def _value_of(trial: FrozenTrial) -> float | None:
-    """What is known of a finished trial; None where it failed."""
+    """What is known of a finished trial; None where it failed, or gave no finite number."""
     if trial.state == TrialState.COMPLETE:
-        return trial.value
-    reported = trial.intermediate_values
-    return reported[max(reported)] if trial.state == TrialState.PRUNED and reported else None
-
-
-def _scale(trials: Sequence[FrozenTrial], study: optuna.Study) -> Callable[[float], float]:
-    """Turns a value into what the model adds up: the log of a positive one, larger is better."""
-    sign = 1.0 if study.direction == optuna.study.StudyDirection.MAXIMIZE else -1.0
-    values = [v for t in trials if (v := _value_of(t)) is not None and math.isfinite(v)]
-    if all(v > 0 for v in values):
-        return lambda value: sign * math.log(value)
-    spread = statistics.pstdev(values) if len(values) > 1 else 1.0
-    unit = 10 * (spread or 1.0)  # so that they are about as far apart as log speeds are
-    return lambda value: sign * value / unit
+        value = trial.value
+    elif trial.state == TrialState.PRUNED and trial.intermediate_values:
+        value = trial.intermediate_values[max(trial.intermediate_values)]
+    else:
+        return None
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _values(distribution: BaseDistribution, default: Value) -> tuple[Value, ...]:

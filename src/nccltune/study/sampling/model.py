@@ -24,6 +24,7 @@ _NEARBY = 0.6  # share of a number's effect that its neighbours have too
 _REACH = 1.5  # places over which neighbours are alike
 _ROUNDS = 12
 _FIRM = 1.0
+_LOOSE = 0.5
 
 
 @dataclass(frozen=True)
@@ -152,10 +153,12 @@ def fit(
     launches: NDArray[np.intp],
     values: Floats,
     priors: Priors,
-    start: Floats | None = None,
+    *,
+    loose: bool = False,
 ) -> Posterior:
     """The model after `values` (log speeds) of the configurations `codes`, measured in `launches`
-    (equal numbers share a launch's luck). `start`: variances to begin from.
+    (equal numbers share a launch's luck). `loose`: how large effects are at all is learned from all
+    of them together, so that where nothing matters little is expected of what was not tried.
     """
     kernels = [level.kernel() for level in levels]
     default = np.array([level.default for level in levels], dtype=np.intp)
@@ -177,8 +180,9 @@ def fit(
     )
     found = Posterior(kernels, expected**2, priors.pairs, priors, codes, default)
     mean_given = found._expected(codes)
-    variances = expected**2 if start is None or len(start) != len(expected) else start.copy()
+    variances = expected**2
     stack = np.stack(learned)
+    effects, usual = len(learned) - 2, expected**2
     for _ in range(_ROUNDS):
         covariance = np.tensordot(variances, stack, 1) + common
         inverse = np.linalg.inv(covariance)
@@ -186,8 +190,11 @@ def fit(
         quadratic = np.einsum("i,kij,j->k", weights, stack, weights)
         trace = np.einsum("ij,kij->k", inverse, stack)
         variances = variances * np.sqrt(
-            (quadratic + _FIRM * expected**2 / variances**2) / (trace + _FIRM / variances)
+            (quadratic + _FIRM * usual / variances**2) / (trace + _FIRM / variances)
         )
+        if loose:
+            ratio = float((variances[:effects] / expected[:effects] ** 2).sum())
+            usual[:effects] = expected[:effects] ** 2 * (_LOOSE + ratio) / (_LOOSE + effects)
     covariance = np.tensordot(variances, stack, 1) + common
     inverse = np.linalg.inv(covariance)
     found.variances = variances

@@ -49,8 +49,8 @@ Plan = Generator[str, None, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Asked:
-    """What the tuner wants to know. `training`, `match`: see `inject_loader`. Without `settings`
-    the script is only looked at.
+    """What the tuner wants to know. `training`, `match`: see `inject_loader`; `asks`: see
+    `worker.spec.Request`. Without `settings` the script is only looked at.
     """
 
     ddp: Mapping[str, Any]
@@ -61,6 +61,7 @@ class Asked:
     samples_per_step: int | None
     check_parameters: bool
     settings: Settings | None
+    asks: bool
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Asked:
@@ -75,6 +76,7 @@ class Asked:
             samples_per_step=script["samples_per_step"],
             check_parameters=script["check_parameters"],
             settings=None if settings is None else Settings(**settings),
+            asks=message.get("asks", False),
         )
 
 
@@ -191,7 +193,10 @@ class Timing:
         self._clock.start("check")
         checked = self._check_collectives()
         forget_peak_memory(self.device)
-        timer = WindowTimer(settings, self._ranks, self, self._clock, self.announce)
+        asked = self._is_hopeless if self._asked.asks else None
+        timer = WindowTimer(
+            settings, self._ranks, self, self._clock, self.announce, is_hopeless=asked
+        )
         steady = yield from timer.warming()
         cut = yield from timer.measuring()
         self._clock.start("verify")
@@ -200,6 +205,11 @@ class Timing:
         self._clock.stop()
         figures_ = figures(timer, steady, cut)
         return self._result({**figures_, "collectives_checked": checked})
+
+    def _is_hopeless(self, rates: list[float]) -> bool:
+        self.announce("ask", rates=rates)
+        told = None if self._channel is None else self._channel.receive()
+        return bool(self._ranks.share(told)["type"] != "turn")
 
     def _look(self) -> Plan:
         """Some steps of the script as it is, of whichever optimizer; what it has is seen meanwhile.

@@ -1,0 +1,215 @@
+"""Where several tuners meet: a database, or a journal file on a filesystem that all of them see."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar
+
+import optuna
+from optuna.exceptions import (
+    DuplicatedStudyError,
+    OptunaError,
+    StorageInternalError,
+    UpdateFinishedTrialError,
+)
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from sqlalchemy.exc import (
+    IntegrityError,
+    InterfaceError,
+    NoSuchModuleError,
+    OperationalError,
+    ProgrammingError,
+    SQLAlchemyError,
+)
+
+from nccltune.errors import StudyError, UsageError
+from nccltune.study.folder import cut_back
+from nccltune.study.urls import is_url, secrets_of, without_password
+
+_CONNECT_SECONDS = 10
+_PATIENCE_SECONDS = 60.0
+_LOCK_SECONDS = 30  # less than a tuner may be silent
+_AWAY = (StorageInternalError, OperationalError, InterfaceError, OSError)
+_CREATIONS = 8  # tuners that meet an empty database at the same time make its tables in turn
+_DRIVERS = {"postgresql": ("psycopg", "psycopg2"), "mysql": ("MySQLdb", "pymysql")}
+_INSTALL = {
+    "postgresql": "pip install 'nccltune[postgresql]', or psycopg2-binary",
+    "mysql": "pip install pymysql, and write mysql+pymysql://",
+}
+
+
+_Answer = TypeVar("_Answer")
+
+
+class Shared:
+    """An opened storage, and its name as messages may have it."""
+
+    def __init__(self, storage: BaseStorage, where: str, secrets: frozenset[str]) -> None:
+        self.storage = storage
+        self.where = where
+        self.patience = _PATIENCE_SECONDS
+        self._secrets = secrets
+
+    def ask(self, call: Callable[[], _Answer], patience: float | None = None) -> _Answer:
+        """What the storage answers to `call`, which is made again for a minute, or `patience`
+        seconds, while it cannot be reached: a server may be started anew.
+
+        Raises: StudyError with what to do; what Optuna raises for trials that are finished and
+            studies that are there.
+        """
+        until = time.monotonic() + (self.patience if patience is None else patience)
+        while True:
+            try:
+                return call()
+            except (UpdateFinishedTrialError, DuplicatedStudyError):
+                raise
+            except _AWAY as error:
+                if time.monotonic() > until:
+                    raise self._lost(error) from error
+                time.sleep(0.5)
+            except (OptunaError, SQLAlchemyError, ValueError) as error:
+                raise self._lost(error) from error
+
+    def _lost(self, error: Exception) -> StudyError:
+        return StudyError(
+            f"--storage {self.where}: {reason(error, self._secrets)}\n"
+            "finished trials are kept; run the same command again once it can be reached"
+        )
+
+
+def open_storage(given: str) -> Shared:
+    """A database by its URL, or a journal file by its path; made if it is not there.
+
+    Raises: UsageError that says what to do, without the password of a URL.
+    """
+    where, secrets = without_password(given), secrets_of(given)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            storage = _database(given) if is_url(given) else _journal(given)
+    except UsageError:
+        raise
+    except NoSuchModuleError:
+        raise UsageError(
+            f"--storage {where}: no database of that kind is known; give postgresql://USER@HOST/"
+            "DATABASE, or the path of a journal file that all tuners see"
+        ) from None
+    except (Exception, SystemExit) as error:  # whatever a driver raises
+        what = "check the URL, and that the server is up" if is_url(given) else "give another path"
+        raise UsageError(
+            f"--storage {where}: cannot be opened: {reason(error, secrets)}; {what}"
+        ) from None
+    return Shared(storage, where, secrets)
+
+
+def reason(error: BaseException, secrets: frozenset[str]) -> str:
+    """What went wrong, in one line that holds no password."""
+    inner = error.__cause__ if isinstance(error, StorageInternalError) else None
+    origin = getattr(inner or error, "orig", None) or inner or error
+    text = " ".join(str(origin).split()) or type(origin).__name__
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return without_password(text)[:400]
+
+
+def _database(url: str) -> BaseStorage:
+    kind = re.split(r"[+:]", url, maxsplit=1)[0]
+    arguments: dict[str, Any] = {"connect_timeout": _CONNECT_SECONDS}
+    if kind == "sqlite":
+        arguments = {"timeout": 60}
+    options = {"pool_pre_ping": True, "connect_args": arguments}
+    address = _with_driver(url, kind)
+    for attempt in range(_CREATIONS):
+        try:
+            # Behind a cache of finished trials, which never change again.
+            return get_storage(RDBStorage(address, engine_kwargs=options))
+        except ImportError:
+            raise _no_driver(url, kind) from None
+        except (IntegrityError, ProgrammingError):
+            if attempt == _CREATIONS - 1:
+                raise
+            time.sleep(0.2 * (attempt + 1))  # another tuner makes the same tables just now
+    raise AssertionError
+
+
+def _with_driver(url: str, kind: str) -> str:
+    """The URL with a driver that is installed; which one is the default depends on SQLAlchemy."""
+    drivers = _DRIVERS.get(kind, ())
+    if not drivers or not url.startswith(f"{kind}://"):
+        return url
+    there = next((name for name in drivers if find_spec(name) is not None), None)
+    if there is None:
+        raise _no_driver(url, kind)
+    dialect = "mysqldb" if there == "MySQLdb" else there
+    return url.replace(f"{kind}://", f"{kind}+{dialect}://", 1)
+
+
+def _no_driver(url: str, kind: str) -> UsageError:
+    what = _INSTALL.get(kind, "install one, or give postgresql://USER@HOST/DATABASE")
+    return UsageError(
+        f"--storage {without_password(url)}: no driver for {kind} is installed: {what}"
+    )
+
+
+def _journal(given: str) -> JournalStorage:
+    path = Path(given).absolute()
+    if path.is_dir():
+        raise UsageError(f"--storage {given}: is a folder; give the path of a file in it")
+    if not path.parent.is_dir():
+        raise UsageError(f"--storage {given}: there is no folder {path.parent}; make it first")
+    return JournalStorage(Journal(path))
+
+
+class Journal(JournalFileBackend):
+    """Optuna's journal, which outlives tuners that are killed while they write: before anything is
+    appended, a line that was cut off is removed, under the lock. A lock that a killed tuner has
+    left is taken over by Optuna after half a minute.
+    """
+
+    def __init__(self, path: Path) -> None:
+        # A file of its own as lock: links cannot be dated where mounts have other names.
+        self._held = JournalFileOpenLock(str(path), grace_period=_LOCK_SECONDS)
+        super().__init__(str(path), self._held)
+        self._path = path
+        self._append(b"")  # so that a cut line is gone, and a file without rights told, at once
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        lines = [json.dumps(log, separators=(",", ":")) for log in logs]
+        self._append("".join(f"{line}\n" for line in lines).encode())
+
+    def _append(self, data: bytes) -> None:
+        self._held.acquire()
+        try:
+            if _is_cut(self._path):
+                cut_back(self._path)
+            with self._path.open("ab", buffering=0) as file:
+                before = file.seek(0, os.SEEK_END)
+                try:
+                    if file.write(data) != len(data):
+                        raise OSError("no space left for the journal")
+                    os.fsync(file.fileno())
+                except OSError:
+                    with contextlib.suppress(OSError):
+                        file.truncate(before)
+                    raise
+        finally:
+            with contextlib.suppress(RuntimeError):  # it was taken from us: we were too slow
+                self._held.release()
+
+
+def _is_cut(path: Path) -> bool:
+    """Whether the last line lacks its end."""
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
