@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import re
 import shlex
@@ -19,6 +20,7 @@ from nccltune.output.env_file import env_file
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 TRAIN = EXAMPLES / "train_ddp.py"
+GPT = {"GPT_LAYERS": "1", "GPT_WIDTH": "32", "GPT_LENGTH": "8", "GPT_VOCABULARY": "64"}
 VARIABLES = {"NCCL_ALGO": "ring,tree;allreduce:ring"}  # gloo does not look at it
 START = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 SMALL = ("--device=cpu", "--image-size=32", "--steps=3", "--samples=64", "--num-workers=0")
@@ -155,6 +157,22 @@ def test_the_units_are_units() -> None:
         unit.optionxform = str  # type: ignore[method-assign,assignment]
         unit.read_string((EXAMPLES / name).read_text())
         assert wanted in {key for section in unit.sections() for key in unit[section]}
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("data", ["gpt:tokens", "synthetic"])
+def test_the_gpt_of_ones_own_is_searched(data: str, tmp_path: Path) -> None:
+    output, _ = run(
+        *(sys.executable, "-m", "nccltune", "search", "--model=gpt:model", f"--data={data}"),
+        *("--device=cpu", "--nproc-per-node=2", "--batch-size=2", "--num-workers=1", "--trials=2"),
+        *("--confirm-launches=0", "--only=bucket_cap_mb", "--json", f"--studies-dir={tmp_path}"),
+        env={**GPT, "PYTHONPATH": str(EXAMPLES)},
+    )
+
+    result = json.loads(output)
+    assert (result["trials"], result["failures"]) == (2, {})
+    assert result["baseline"]["samples_per_second"] > 0
 
 
 def test_each_example_that_trains_is_tested() -> None:
