@@ -110,7 +110,7 @@ def test_choices_and_defaults() -> None:
     assert defaults == {
         "device": "auto", "backend": "auto", "launcher": "auto", "data": "images",
         "precision": "tf32", "cudnn_benchmark": True, "studies_dir": Path("studies"),
-        "confirm_launches": 12, "workdir": "here",
+        "confirm_launches": 12, "workdir": "here", "sampler": "guided", "pruner": "own",
     }  # fmt: skip
 
 

@@ -109,6 +109,12 @@ def redirect_output(log: Path) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the tuner asks a stuck rank where
 
 
+class Closed(Exception):
+    """The tuner wants nothing more of a job that is under way. The rank returns as at any other
+    end: a warm host waits for that, and is lost with a rank that just ends.
+    """
+
+
 def leave(code: int) -> NoReturn:
     """End without tear-down."""
     sys.stdout.flush()
@@ -140,7 +146,7 @@ def _serve(status: Status) -> None:
 
     def await_turn() -> None:
         if receive()["type"] == "close":
-            leave(0)  # in the middle of a job, which nobody waits for any more
+            raise Closed
 
     closing = False
 
@@ -166,7 +172,10 @@ def _serve(status: Status) -> None:
             announce("result", result=diagnose(request, ranks, status, announce))
         else:
             request = Request.from_message(message)
-            found = measure(request, ranks, status, announce, await_turn, is_hopeless)
+            try:
+                found = measure(request, ranks, status, announce, await_turn, is_hopeless)
+            except Closed:
+                return
             if closing:
                 return
             announce("result", result=found)
