@@ -1,6 +1,6 @@
 """Made-up landscapes: another one for each seed, of a kind that real ones were seen to be of.
 
-Nine parameters as a search space has them, 64,800 configurations. What a setting does to the log
+Nine parameters as a search space has them, 129,600 configurations. What a setting does to the log
 speed is drawn: by itself a smooth hump over the places of a number, or anything for a word;
 together with another whatever the kind says.
 """
