@@ -26,9 +26,9 @@ from nccltune.space import ResolvedSpace, builtin_names, load, resolve
 from nccltune.space.resolve import Selection
 from nccltune.study.definition import (
     Definition,
-    command_line,
     default_name,
     differences,
+    going_on,
     refuse_changes,
 )
 from nccltune.study.folder import StudyPaths, read_definition
@@ -203,4 +203,9 @@ def test_default_names_can_be_folders(tmp_path: Path, model: str, name: str) -> 
 
 def test_a_command_is_told_on_one_line_as_it_would_be_typed() -> None:
     command = ("nccltune", "search", "--data", "/my data", "--fix", "NCCL_ALGO=a;b")
-    assert command_line(command) == "nccltune search --data '/my data' --fix 'NCCL_ALGO=a;b'"
+    assert going_on(command) == "nccltune search --data '/my data' --fix 'NCCL_ALGO=a;b'"
+
+
+def test_the_command_that_goes_on_begins_no_other_study() -> None:
+    command = ("nccltune", "search", "--new", "--study", "a b", "--", "train.py", "--new")
+    assert going_on(command) == "nccltune search --study 'a b' -- train.py --new"

@@ -32,7 +32,7 @@ from nccltune.study.batch_sizes import (
 from nccltune.study.bounds import gains, left_out
 from nccltune.study.budget import Budget
 from nccltune.study.confirming import confirm_results
-from nccltune.study.definition import Definition, command_line, refuse_changes
+from nccltune.study.definition import Definition, going_on, refuse_changes
 from nccltune.study.diagnosing import diagnose, diagnosis_in, record
 from nccltune.study.effects import Silences
 from nccltune.study.fingerprinting import fingerprint_of
@@ -118,7 +118,7 @@ def carry_out(
         )
         summary = Summary.of(store, stored)
         _write(summary, team, finished=ending is not None)
-    command = again or command_line(found.options.command)
+    command = again or going_on(found.options.command)
     return summary, _told_ending(ending, found, paths, len(store.trials), command)
 
 

@@ -193,6 +193,9 @@ def default_name(model: str, backend: str, nproc_per_node: int) -> str:
     return f"{plain.lstrip('._-') or 'model'}-{backend}-x{nproc_per_node}"
 
 
-def command_line(command: Sequence[str]) -> str:
-    """The command as it would be typed."""
-    return shlex.join(command)
+def going_on(command: Sequence[str]) -> str:
+    """The command that goes on with a study, as it would be typed: without --new, which would begin
+    another.
+    """
+    end = command.index("--") if "--" in command else len(command)  # then a script's own words
+    return shlex.join([w for i, w in enumerate(command) if i >= end or w != "--new"])

@@ -143,9 +143,7 @@ def verdict_line(summary: Summary) -> str:
         other = "other " if own.failed else ""
         return f"{failed}no {other}setting measured faster than the baseline; keep the defaults"
     if own.verdict is None:
-        return (
-            f"{failed}not confirmed: the fastest in the search, where noise alone can put any trial"
-        )
+        return f"{failed}not confirmed: the best of the search, where noise alone can put any trial"
     text = verdicts.sentence(own.verdict)
     if own.verdict.word in ("WITHIN_NOISE", "SLOWER"):
         text += " Keep the defaults."
