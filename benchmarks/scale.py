@@ -88,19 +88,22 @@ def ask(paths: StudyPaths, count: int) -> dict[str, float]:
     """Opening the study and some proposals, in a process of their own: seconds, MB."""
     began = time.perf_counter()
     definition = read_definition(paths)
-    space = ResolvedSpace.from_dict(definition["space"])
+    whole = ResolvedSpace.from_dict(definition["space"])
+    own = tuple(p for p in whole.parameters if p.target != "batch")
+    space = replace(whole, parameters=own, baseline={**whole.baseline})
     store = Store(paths)
     made = Choice("guided", space, 0)
     proposer = Proposer(paths.journal, stage_parameters(space), store.trials, made)
     planner = Planner(space, proposer, 64, Memory(None, lambda _trial: None))
+    baseline = store.trials[0].value or 0.0
+    planner.know_noise([(baseline, -1 - n) for n in range(5)], 0.02)  # it asks for the chance too
     opened = time.perf_counter() - began
     budget, asks = Budget(count + ASKS, None), []
     for _ in range(ASKS):
         began = time.perf_counter()
         following = planner.next(store.trials, budget, lambda _configuration: True)
         asks.append(time.perf_counter() - began)
-        if following is None:
-            break
+        assert following is not None and following.proposal is not None  # the sampler's
         like = store.trials[-1]
         trial = replace(like, number=len(store.trials), parameters=following.configuration)
         store.trials.append(trial)

@@ -15,7 +15,7 @@ from optuna.trial import TrialState, create_trial
 
 from nccltune.study.records import AGAIN
 from nccltune.study.sampling.choosing import TOGETHER
-from nccltune.study.sampling.guided import LAUNCH, NOT_RUN, GuidedSampler
+from nccltune.study.sampling.guided import LAUNCH, NOT_RUN, REJECTED, GuidedSampler
 from quality.landscapes import Landscape, Point, Value
 
 _SPACES = Path(__file__).resolve().parents[2] / "search_spaces"
@@ -61,7 +61,7 @@ class Guided:
 
     def reject(self, value: float | None) -> None:
         assert self._asked is not None
-        self._asked.set_user_attr(NOT_RUN, True)
+        self._asked.set_user_attr(NOT_RUN, REJECTED)
         self._study.tell(self._asked, state=TrialState.FAIL)
         self._asked = None
 

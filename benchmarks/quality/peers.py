@@ -26,13 +26,15 @@ class OptunaSearcher:
 
     def answer(self) -> None: ...
 
-    def __init__(self, landscape: Landscape, sampler: BaseSampler, *, coded: bool) -> None:
-        """`coded`: parameters of numbers are given as the places of their values in order, for
-        samplers that know distances but no categories.
+    def __init__(self, landscape: Landscape, sampler: BaseSampler, *, coded: str) -> None:
+        """`coded`: "numbers" are given as the places of their values in order, to samplers that
+        know distances; "all" parameters, to those that know no categories.
         """
         self._landscape = landscape
         self._coded = {
-            name for name, values in landscape.parameters.items() if coded and len(values) > 1
+            name
+            for name, values in landscape.parameters.items()
+            if len(values) > 1 and (coded == "all" or (coded == "numbers" and _is_ordered(values)))
         }
         self._distributions: dict[str, BaseDistribution] = {
             name: IntDistribution(0, len(values) - 1)
@@ -120,16 +122,22 @@ class CoordinateDescent:
             self._speeds[tuple(values.values())] = value
 
 
+def _is_ordered(values: tuple[Value, ...]) -> bool:
+    """Numbers, with or without one that stands for unset."""
+    numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    return bool(numbers) and all(v in (None, "") for v in values if v not in numbers)
+
+
 def _tpe(**options: object) -> Callable[[Landscape, int], OptunaSearcher]:
     def make(landscape: Landscape, seed: int) -> OptunaSearcher:
         sampler = optuna.samplers.TPESampler(seed=seed, **options)
-        return OptunaSearcher(landscape, sampler, coded=False)
+        return OptunaSearcher(landscape, sampler, coded="")
 
     return make
 
 
 def _gp(landscape: Landscape, seed: int) -> OptunaSearcher:
-    return OptunaSearcher(landscape, optuna.samplers.GPSampler(seed=seed), coded=True)
+    return OptunaSearcher(landscape, optuna.samplers.GPSampler(seed=seed), coded="numbers")
 
 
 def _cmaes(landscape: Landscape, seed: int) -> OptunaSearcher:
@@ -138,17 +146,17 @@ def _cmaes(landscape: Landscape, seed: int) -> OptunaSearcher:
         for name, values in landscape.parameters.items()
     }
     sampler = optuna.samplers.CmaEsSampler(x0=start, with_margin=True, seed=seed)
-    return OptunaSearcher(landscape, sampler, coded=True)
+    return OptunaSearcher(landscape, sampler, coded="all")
 
 
 def _random(landscape: Landscape, seed: int) -> OptunaSearcher:
-    return OptunaSearcher(landscape, optuna.samplers.RandomSampler(seed=seed), coded=False)
+    return OptunaSearcher(landscape, optuna.samplers.RandomSampler(seed=seed), coded="")
 
 
 PEERS: Mapping[str, Callable[[Landscape, int], OptunaSearcher | CoordinateDescent]] = {
     "random": _random,
     "tpe": _tpe(),
-    "tpe-multivariate": _tpe(multivariate=True, constant_liar=False),
+    "tpe-multivariate": _tpe(multivariate=True, n_startup_trials=8),  # as --sampler tpe
     "tpe-independent": _tpe(multivariate=False),
     "gp": _gp,
     "cmaes": _cmaes,

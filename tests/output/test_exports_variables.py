@@ -23,7 +23,7 @@ from export_samples import (
     shell_environment,
     text_of,
 )
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from nccltune.errors import UsageError
 from nccltune.nccl.site import conf_lines, conf_setting, site_variables
@@ -86,10 +86,11 @@ def test_lines_for_a_job_script_tell_the_launch() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(VARIABLES)
+@example({"NCCL_V0": "a\rb"})
 def test_python_dotenv_reads_the_same_or_that_is_told(variables: dict[str, str]) -> None:
     made = export(result_of(variables, ddp={}, loader={}), "env")
     if any("python-dotenv" in note for note in made.notes):
-        assert any(part in v for v in variables.values() for part in ("'", "\\", "${"))
+        assert any(part in v for v in variables.values() for part in ("'", "\\", "${", "\r"))
         return
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "settings"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 
 import optuna
 import pytest
+from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from nccltune.study.records import AGAIN
@@ -68,10 +70,16 @@ def start(cli: Cli, storage: str, *more: str, trials: int = TRIALS) -> subproces
     )
 
 
+@functools.cache
+def opened(storage: str) -> BaseStorage:
+    """Once a test: each database has connections of its own."""
+    return open_storage(storage).storage
+
+
 def shared(storage: str) -> list[FrozenTrial]:
     """The trials in the storage, as Optuna tells them; none before there is a study."""
     try:
-        return optuna.load_study(study_name="s", storage=open_storage(storage).storage).trials
+        return optuna.load_study(study_name="s", storage=opened(storage)).trials
     except KeyError:
         return []
 

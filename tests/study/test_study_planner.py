@@ -572,3 +572,38 @@ def test_short_searches_have_no_trial_for_larger_batches() -> None:
     found = [n for n in range(1, 20) if leaves_out_larger(space, 64, n)]
     assert found == list(range(1, FEWEST_FOR_BATCH))
     assert not leaves_out_larger(space, 1 << 20, 4)  # none is larger
+
+
+# With the guided sampler.
+
+
+def test_guided_begins_with_presets_and_ends_a_used_up_space(tmp_path: Path) -> None:
+    space = space_of({"bucket_cap_mb": PARAMETERS["bucket_cap_mb"]})
+    planner = planner_of(StudyPaths(tmp_path), space, [], sampler="guided")
+    trials = drive(planner, [], 40)
+    assert trials[0].origin == "baseline"
+    count = len(PARAMETERS["bucket_cap_mb"]["choices"])
+    assert len({key(t.parameters) for t in trials}) == count
+    assert len(trials) <= count + max(2, count // 2)  # few are measured again
+
+
+def test_guided_ends_when_nothing_that_could_be_shown_is_left(tmp_path: Path) -> None:
+    planner = planner_of(StudyPaths(tmp_path), space_of(), [], sampler="guided")
+    planner.know_noise([(100.0, -1), (100.1, -2), (99.9, -3)], 0.05)
+    trials = drive(planner, [], 60)
+    own = [t for t in trials if t.stage == "search"]
+    assert planner.settled is not None and planner.settled < 0.1
+    assert 4 < len(own) < 45
+
+
+def test_guided_searches_again_what_was_left_out_before(tmp_path: Path) -> None:
+    space, paths = space_of(), StudyPaths(tmp_path)
+    planner = planner_of(paths, space, [], sampler="guided")
+    trials = drive(planner, [], 1)
+    left_out = [n for n, p in PARAMETERS.items() if p["target"] == "env"]
+    planner.leave_out(left_out)
+    drive(planner, trials, 6)
+    planner.close()
+    again = planner_of(paths, space, trials, sampler="guided")
+    drive(again, trials, 16)
+    assert any(t.parameters[n] != space.baseline[n] for t in trials[6:] for n in left_out)

@@ -18,7 +18,13 @@ from nccltune.study.records import AGAIN, Stage, Trial
 from nccltune.study.sampling.choosing import Choice
 from nccltune.study.sampling.estimates import as_proposed
 from nccltune.study.sampling.gp import GpSampler
-from nccltune.study.sampling.guided import LAUNCH, NOT_RUN, GuidedSampler
+from nccltune.study.sampling.guided import (
+    LAUNCH,
+    NOT_RUN,
+    REJECTED,
+    WITHDRAWN,
+    GuidedSampler,
+)
 
 _TRIAL = "trial"
 
@@ -111,6 +117,8 @@ class Proposer:
                 if not frozen.state.is_finished():
                     return False  # asked, then killed
                 if _TRIAL in frozen.user_attrs:
+                    if frozen.params.keys() != self._parameters[stage].keys():
+                        return False  # some were left out then
                     told.add((stage, frozen.user_attrs[_TRIAL]))
         return told == {(trial.stage, trial.number) for trial in trials}
 
@@ -171,13 +179,16 @@ class Proposer:
         """
         study = self._studies[proposal.stage]
         if self.guided(proposal.stage) is not None:
-            self.withdraw(proposal)
+            self._not_run(proposal, REJECTED)
             return
         study.tell(proposal.trial, value if value is not None else self._worst(study))
 
     def withdraw(self, proposal: Proposal) -> None:
         """Take back a proposal that was not run, without telling the sampler anything of it."""
-        proposal.trial.set_user_attr(NOT_RUN, True)
+        self._not_run(proposal, WITHDRAWN)
+
+    def _not_run(self, proposal: Proposal, why: str) -> None:
+        proposal.trial.set_user_attr(NOT_RUN, why)
         self._studies[proposal.stage].tell(proposal.trial, state=TrialState.FAIL)
 
     def tell(self, trial: Trial, proposal: Proposal | None = None) -> None:

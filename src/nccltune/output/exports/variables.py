@@ -21,8 +21,9 @@ from nccltune.output.exports.result import (
 
 _DOCKER_LINE = 64 * 1024 - 2  # bytes: what docker's line scanner holds, with its line end
 _NOT_FROM_CONF = frozenset({"NCCL_CONF_FILE", "NCCL_ENV_PLUGIN"})  # read before that file
-# python-dotenv puts other variables into a value, whatever its quotes, and unescapes in them.
-_DOTENV_READS_OTHERWISE = re.compile(r"['\\]|\$\{")
+# python-dotenv puts other variables into a value, whatever its quotes, unescapes in them, and takes
+# every line end for a line feed.
+_DOTENV_READS_OTHERWISE = re.compile(r"['\\\r]|\$\{")
 
 
 def env(result: Result) -> Exported:

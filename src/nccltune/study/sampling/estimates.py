@@ -53,10 +53,10 @@ def estimated(
     parameters = [p for p in space.parameters if p.target != "batch"]
     if len(own) < 2 or not parameters:
         return list(trials)
-    knobs = [_knob(p, own, space) for p in parameters]
+    searched = [t for t in trials if t.stage == "search" and t.state != "failed"]
+    knobs = [_knob(p, searched, space) for p in parameters]
     guide, coder = Guide(knobs), _Coder(parameters, knobs)
     launches = {m.id: (m.tuner, m.launch) for m in measurements}
-    searched = [t for t in trials if t.stage == "search" and t.state != "failed"]
     of = {t.number: coder.code(t.parameters) for t in searched}
     history = [
         Observation(

@@ -11,27 +11,29 @@ from __future__ import annotations
 
 import math
 import statistics
+import threading
+import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.search_space import IntersectionSearchSpace
 from optuna.trial import FrozenTrial, TrialState
 
 from nccltune.study.records import Value
+from nccltune.study.sampling.grid import code_of, default_of, has_value, values_of
 from nccltune.study.sampling.guide import Code, Guide, Knob, Observation
 
-NOT_RUN = "not run"
-"""User attribute of a failed trial that was never run: rejected, withdrawn, lost. Nothing is known
-of its configuration, and it is not proposed again.
+NOT_RUN = "nccltune:not_run"
+"""User attribute of a failed trial that was never run: REJECTED, which is not proposed again, or
+WITHDRAWN, which may be.
 """
-LAUNCH = "launch"
+REJECTED, WITHDRAWN = "rejected", "withdrawn"
+LAUNCH = "nccltune:launch"
 """User attribute: equal for trials that were measured in the same launch, and so share its luck."""
-
-_MOST_VALUES = 33  # of a range: a longer one is looked at in so many places
 
 
 class GuidedSampler(BaseSampler):
@@ -58,7 +60,9 @@ class GuidedSampler(BaseSampler):
         self._presets, self._together = dict(presets or {}), list(together)
         self._costly, self._feasible = frozenset(costly), feasible
         self._seed = int(np.random.default_rng().integers(1 << 31)) if seed is None else seed
-        self._space = IntersectionSearchSpace()
+        self._space = IntersectionSearchSpace(include_pruned=True)
+        self._lock = threading.RLock()
+        self._given: dict[int, Code] = {}
         self._gains: dict[str, float] = {}
         self._left_out: set[str] = set()
         self._repeats: list[tuple[Mapping[str, Value], float, Any]] = []
@@ -81,6 +85,7 @@ class GuidedSampler(BaseSampler):
     def leave_out(self, names: Collection[str]) -> None:
         """Parameters that are not varied any more."""
         self._left_out.update(names)
+        self._guide = None
 
     def repeated(self, values: Mapping[str, Value], value: float, launch: Any) -> None:
         """A configuration measured once more, outside the study's trials."""
@@ -95,7 +100,7 @@ class GuidedSampler(BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
         found = self._space.calculate(study)
-        return {n: d for n, d in found.items() if not d.single() and n not in self._left_out}
+        return {n: d for n, d in found.items() if n not in self._left_out}
 
     def sample_relative(
         self,
@@ -103,9 +108,15 @@ class GuidedSampler(BaseSampler):
         trial: FrozenTrial,
         search_space: dict[str, BaseDistribution],
     ) -> dict[str, Any]:
-        if not search_space:
-            return {}
-        return dict(self.best_next(study, search_space) or {})
+        with self._lock:  # optimize(n_jobs=...) asks in several threads
+            values = self.best_next(study, search_space)
+            assert self._guide is not None
+            if values is None:  # nothing new is left
+                return self._guide.values(self._guide.default)
+            # The study does not know its parameters yet: nobody else is to get the same.
+            code = self._given[trial.number] = self._guide.code(values)
+            self._closed.add(code)
+            return values
 
     def sample_independent(
         self,
@@ -114,8 +125,15 @@ class GuidedSampler(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        values = _values(param_distribution, self._default.get(param_name))
-        return _default(values, self._default, param_name)
+        """The default, until a trial has had it; then anything, by the seed: a parameter that
+        trials do not have in common, or nothing new is left.
+        """
+        values = values_of(param_distribution, self._default.get(param_name))
+        tried = any(param_name in t.params for t in study.get_trials(deepcopy=False))
+        if not tried:
+            return default_of(values, self._default, param_name)
+        key = (self._seed, trial.number, zlib.crc32(param_name.encode()))
+        return values[int(np.random.default_rng(key).integers(len(values)))]
 
     # What else can be asked.
 
@@ -123,7 +141,10 @@ class GuidedSampler(BaseSampler):
         self, study: optuna.Study, search_space: Mapping[str, BaseDistribution]
     ) -> dict[str, Value] | None:
         """The next proposal, None when nothing new is left."""
+        self.why = ""
         guide = self._prepared(study, search_space)
+        if not guide.knobs:
+            return None
         if self._ranked is None or self._ranked[0] != len(self._history):
             live = self._history[-1].code if self._history else None
             self._ranked = (len(self._history), guide.ranked(self._history, live))
@@ -162,15 +183,30 @@ class GuidedSampler(BaseSampler):
         guide = self._prepared(study, search_space)
         if all(o.value is None for o in self._history):
             return 1.0
-        return guide.chance(self._history, threshold, self._closed)
+
+        def open_to(code: Code) -> bool:
+            legal = self._feasible is None or self._feasible(guide.values(code))
+            return legal and code not in self._closed
+
+        return guide.chance(self._history, self._share(threshold), open_to)
+
+    def _share(self, threshold: float) -> float:
+        """The threshold in what the model adds up, where values are no ratios."""
+        if self._ratios:
+            return threshold
+        best = max(abs(o.value) for o in self._history if o.value is not None)
+        return threshold * best
 
     def _prepared(self, study: optuna.Study, search_space: Mapping[str, BaseDistribution]) -> Guide:
         """The guide for this space, with all that the study's trials say."""
+        if len(study.directions) > 1:
+            raise ValueError("GuidedSampler is for studies with one objective")
         trials = study.get_trials(deepcopy=False)
-        if self._guide is None or self._asked_for != dict(search_space):
-            self._begin(search_space)
+        varied = {n: d for n, d in search_space.items() if not d.single()}
+        if self._guide is None or self._asked_for != varied:
+            self._begin(varied)
         if not self._catch_up(trials, study):  # the values are no ratios after all
-            self._begin(search_space)
+            self._begin(varied)
             self._catch_up(trials, study)
         assert self._guide is not None
         return self._guide
@@ -178,8 +214,8 @@ class GuidedSampler(BaseSampler):
     def _begin(self, search_space: Mapping[str, BaseDistribution]) -> None:
         knobs = []
         for name, distribution in search_space.items():
-            values = _values(distribution, self._default.get(name))
-            default = _default(values, self._default, name)
+            values = values_of(distribution, self._default.get(name))
+            default = default_of(values, self._default, name)
             gain = self._gains.get(name)
             knobs.append(Knob(name, values, default, name in self._costly, gain))
         self._guide = Guide(knobs, self._usable(knobs), self._together, seed=self._seed)
@@ -192,7 +228,7 @@ class GuidedSampler(BaseSampler):
         known = {k.name: k for k in knobs}
 
         def fits(preset: Mapping[str, Value]) -> bool:
-            return all(n in known and _has(known[n].values, v) for n, v in preset.items())
+            return all(n in known and has_value(known[n].values, v) for n, v in preset.items())
 
         return {name: values for name, values in self._presets.items() if fits(values)}
 
@@ -205,23 +241,37 @@ class GuidedSampler(BaseSampler):
         self._read, self._open = len(trials), []
         scale = self._scale(study)
         for configuration, value, launch in self._repeats[self._told :]:
-            if (code := _code(self._guide, configuration)) is not None:
-                self._history.append(Observation(code, scale(value), launch))
+            if (code := code_of(self._guide, configuration)) is not None:
+                self._history.append(Observation(code, scale(value), repr(launch)))
         self._told = len(self._repeats)
         for trial in new:
-            code = _code(self._guide, trial.params)
+            code = code_of(self._guide, trial.params)
             if not trial.state.is_finished():
                 self._open.append(trial.number)
-            if code is None:
+            elif (given := self._given.pop(trial.number, None)) is not None:
+                self._closed.discard(given)
+            if code is None or self._elsewhere(trial):
                 continue
-            if not trial.state.is_finished() or trial.user_attrs.get(NOT_RUN):
+            why = trial.user_attrs.get(NOT_RUN)
+            if not trial.state.is_finished() or why == REJECTED:
                 self._closed.add(code)
-            else:
+            elif why != WITHDRAWN:
                 found = _value_of(trial)
                 told = None if found is None else scale(found)
-                self._history.append(Observation(code, told, trial.user_attrs.get(LAUNCH)))
+                launch = trial.user_attrs.get(LAUNCH)
+                known = None if launch is None else repr(launch)
+                self._history.append(Observation(code, told, known))
                 self._closed.discard(code)
         return True
+
+    def _elsewhere(self, trial: FrozenTrial) -> bool:
+        """Whether a parameter that is left out now was not at its default: of what came of it
+        nothing is known for the rest.
+        """
+        return any(
+            trial.params[name] != self._default.get(name, trial.params[name])
+            for name in self._left_out & trial.params.keys()
+        )
 
     def _scale(self, study: optuna.Study) -> Callable[[float], float]:
         """Turns a value into what the model adds up: the log of a positive one, else a share of
@@ -256,68 +306,3 @@ def _value_of(trial: FrozenTrial) -> float | None:
     else:
         return None
     return value if value is not None and math.isfinite(value) else None
-
-
-def _values(distribution: BaseDistribution, default: Value) -> tuple[Value, ...]:
-    """The values that are looked at."""
-    if isinstance(distribution, CategoricalDistribution):
-        return tuple(distribution.choices)
-    assert isinstance(distribution, (optuna.distributions.IntDistribution, FloatDistribution))
-    low, high, whole = (
-        distribution.low,
-        distribution.high,
-        not isinstance(distribution, FloatDistribution),
-    )
-    if distribution.log:
-        places = np.geomspace(low, high, _MOST_VALUES)
-    elif distribution.step and (high - low) / distribution.step < _MOST_VALUES:
-        places = np.arange(low, high + distribution.step / 2, distribution.step)
-    else:
-        places = np.linspace(low, high, _MOST_VALUES)
-    found = {_on_step(float(p), distribution) for p in places} | {low, high}
-    if isinstance(default, (int, float)) and distribution._contains(default):
-        found.add(default)
-    return tuple(sorted(int(v) if whole else float(v) for v in found))
-
-
-def _on_step(value: float, distribution: Any) -> float:
-    if not distribution.step:
-        return value
-    steps = round((value - distribution.low) / distribution.step)
-    return float(min(distribution.low + steps * distribution.step, distribution.high))
-
-
-def _default(values: Sequence[Value], given: Mapping[str, Value], name: str) -> Value:
-    if name in given and _has(values, given[name]):
-        return given[name]
-    numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
-    return values[len(values) // 2] if numbers and len(values) > 2 else values[0]
-
-
-def _has(values: Sequence[Value], value: Value) -> bool:
-    return any(v == value and isinstance(v, bool) == isinstance(value, bool) for v in values)
-
-
-def _code(guide: Guide, values: Mapping[str, Value]) -> Code | None:
-    """Of a configuration whose values lie between those looked at the nearest; None where a
-    parameter is missing.
-    """
-    places = []
-    for knob in guide.knobs:
-        if knob.name not in values:
-            return None
-        value = values[knob.name]
-        try:
-            places.append(knob.place(value))
-        except ValueError:
-            if not isinstance(value, (int, float)):
-                return None
-            near = [
-                (abs(v - value), i)
-                for i, v in enumerate(knob.values)
-                if isinstance(v, (int, float))
-            ]
-            if not near:
-                return None
-            places.append(min(near)[1])
-    return tuple(places)

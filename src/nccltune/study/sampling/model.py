@@ -184,9 +184,8 @@ def fit(
     stack = np.stack(learned)
     effects, usual = len(learned) - 2, expected**2
     for _ in range(_ROUNDS):
-        covariance = np.tensordot(variances, stack, 1) + common
-        inverse = np.linalg.inv(covariance)
-        mean, weights = _residual(inverse, values - mean_given)
+        inverse = _inverse(np.tensordot(variances, stack, 1) + common)
+        _, weights = _residual(inverse, values - mean_given)
         quadratic = np.einsum("i,kij,j->k", weights, stack, weights)
         trace = np.einsum("ij,kij->k", inverse, stack)
         variances = variances * np.sqrt(
@@ -196,11 +195,27 @@ def fit(
             ratio = float((variances[:effects] / expected[:effects] ** 2).sum())
             usual[:effects] = expected[:effects] ** 2 * (_LOOSE + ratio) / (_LOOSE + effects)
     covariance = np.tensordot(variances, stack, 1) + common
-    inverse = np.linalg.inv(covariance)
-    found.variances = variances
-    found.mean, found.weights = _residual(inverse, values - mean_given)
-    found.root = np.linalg.cholesky(inverse).T
+    found.variances = np.asarray(variances, dtype=np.float64)
+    found.mean, found.weights = _residual(_inverse(covariance), values - mean_given)
+    found.root = np.asarray(np.linalg.inv(_cholesky(covariance)), dtype=np.float64)
     return found
+
+
+def _inverse(covariance: NDArray[np.floating[Any]]) -> Floats:
+    root = np.linalg.inv(_cholesky(covariance))
+    return np.asarray(root.T @ root, dtype=np.float64)
+
+
+def _cholesky(covariance: NDArray[np.floating[Any]]) -> Floats:
+    """The lower root, with as much added to the diagonal as rounding asks for."""
+    scale = float(np.diag(covariance).mean()) or 1.0
+    for power in range(-12, 0, 2):
+        try:
+            jitter = scale * 10.0**power * np.eye(len(covariance))
+            return np.asarray(np.linalg.cholesky(covariance + jitter), dtype=np.float64)
+        except np.linalg.LinAlgError:
+            continue
+    return np.asarray(np.diag(np.sqrt(np.diag(covariance) + scale)), dtype=np.float64)
 
 
 def _residual(inverse: NDArray[np.floating[Any]], values: Floats) -> tuple[float, Floats]:

@@ -25,7 +25,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from nccltune.space import Value
-from nccltune.study.sampling.guided import _default, _values
+from nccltune.study.sampling.grid import default_of, values_of
 
 _FEW = 2000  # configurations of which all can be looked at
 _DRAWS = 1000
@@ -83,8 +83,8 @@ class WalkSampler(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        values = _values(param_distribution, self._default.get(param_name))
-        return _default(values, self._default, param_name)
+        values = values_of(param_distribution, self._default.get(param_name))
+        return default_of(values, self._default, param_name)
 
     def best_next(
         self, study: optuna.Study, search_space: Mapping[str, BaseDistribution]
@@ -95,14 +95,14 @@ class WalkSampler(BaseSampler):
         for trial in trials:
             if trial.params.keys() >= search_space.keys():
                 walk.tell(trial, larger=study.direction == StudyDirection.MAXIMIZE)
-        start = {n: _default(v, self._default, n) for n, v in walk.values.items()}
+        start = {n: default_of(v, self._default, n) for n, v in walk.values.items()}
         if walk.is_open(start):
             return start
         found = next(walk.beside_the_best(), None)
         return found or walk.drawn(random.Random(f"{self._seed} {len(trials)}"))
 
     def _values(self, space: Mapping[str, BaseDistribution]) -> dict[str, tuple[Value, ...]]:
-        return {name: _values(d, self._default.get(name)) for name, d in space.items()}
+        return {name: values_of(d, self._default.get(name)) for name, d in space.items()}
 
     def _ordered(self, names: Collection[str]) -> list[str]:
         if self._order is None:
