@@ -103,7 +103,7 @@ def test_a_promise_that_is_not_kept(cli: Cli) -> None:
     best = promising("unequal.py", 1e9)
     options = ["--metrics", "no/such/job.prom"]
     done = watch(cli, best, "unequal.py", "--steps", "35", options=options)
-    assert (done.returncode, done.stdout) == (0, "")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
     found = reports(done)
     assert [int(each["step"]) for each in found] == [5, 10, 15, 20, 25, 30, 35]
     assert all(int(each["exposed"]) > 30 for each in found)

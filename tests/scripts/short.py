@@ -27,4 +27,5 @@ for step, (x, y) in enumerate(loader, 1):
     if step == args.steps:
         break
 print(f"rank {dist.get_rank()} ends after {step} steps")
+dist.barrier()  # gloo may abort where the other end is gone already
 dist.destroy_process_group()

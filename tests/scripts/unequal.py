@@ -32,4 +32,5 @@ for step, (x, y) in enumerate(loader, 1):
     optimizer.step()
     if step == args.steps:
         break
+dist.barrier()  # gloo may abort where the other end is gone already
 dist.destroy_process_group()
