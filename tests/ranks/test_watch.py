@@ -77,7 +77,9 @@ def metrics(file: Path) -> dict[str, float]:
 def test_a_promise_that_is_kept(cli: Cli) -> None:
     file = cli.folder / "job.prom"
     best = promising("short.py", 1.0)
-    done = watch(cli, best, "short.py", "--steps", "33", options=["--metrics", "job.prom"])
+    done = watch(
+        cli, best, "short.py", "--leave", "--steps", "33", options=["--metrics", "job.prom"]
+    )
     assert done.returncode == 0, done.stderr
     assert sorted(re.findall(r"rank (\d) ends after 33 steps", done.stdout)) == ["0", "1"]
     found = reports(done)
@@ -219,7 +221,7 @@ def test_another_job_than_the_one_that_was_measured_is_promised_nothing(cli: Cli
         (replace(here, batch_size=64),
          "it was measured with 64 samples of a rank in a step, and this job has 16"),
     ]:  # fmt: skip
-        done = watch(cli, best, "short.py", "--steps", "30")
+        done = watch(cli, best, "short.py", "--leave", "--steps", "30")
         assert done.returncode == 0, done.stderr
         assert lines(done, "note") == [
             f"nccltune: note: the file promises this job no samples/s: {why}"
@@ -230,7 +232,7 @@ def test_another_job_than_the_one_that_was_measured_is_promised_nothing(cli: Cli
 
 @pytest.mark.slow
 def test_a_script_that_ends_before_the_first_report_is_told_of(cli: Cli) -> None:
-    done = watch(cli, promising("short.py", 1.0), "short.py", "--steps", "4")
+    done = watch(cli, promising("short.py", 1.0), "short.py", "--leave", "--steps", "4")
     assert done.returncode == 0, done.stderr
     assert lines(done, "note") == [
         "nccltune: note: --watch: the script was over after 4 steps, before the first report: "
