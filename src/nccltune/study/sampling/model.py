@@ -186,8 +186,8 @@ def fit(
     for _ in range(_ROUNDS):
         inverse = _inverse(np.tensordot(variances, stack, 1) + common)
         _, weights = _residual(inverse, values - mean_given)
-        quadratic = np.einsum("i,kij,j->k", weights, stack, weights)
-        trace = np.einsum("ij,kij->k", inverse, stack)
+        quadratic = (stack @ weights) @ weights
+        trace = stack.reshape(len(stack), -1) @ inverse.ravel()
         variances = variances * np.sqrt(
             (quadratic + _FIRM * usual / variances**2) / (trace + _FIRM / variances)
         )
