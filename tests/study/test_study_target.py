@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 
 from nccltune.cli.again import command_with, options_again
+from nccltune.cli.search import search
 from nccltune.cli.verifying import options_of
 from nccltune.errors import UsageError
 from nccltune.study.generations import Event, append
@@ -169,3 +171,10 @@ def test_a_recorded_command_is_read_as_it_was_typed() -> None:
 def test_what_is_no_search_is_refused(command: str) -> None:
     with pytest.raises(UsageError):
         options_again(command)
+
+
+def test_a_command_read_again_leaves_the_options_of_help_alone() -> None:
+    options_again("nccltune search --trials 3")
+    assert search.get_help_option_names(click.Context(search, help_option_names=["-h"])) == ["-h"]
+    found = search.get_help_option(click.Context(search, help_option_names=["-h", "--help"]))
+    assert found is not None and set(found.opts) == {"-h", "--help"}

@@ -22,7 +22,9 @@ def options_again(command: str) -> SearchOptions:
         words = shlex.split(command)
         if words[1:2] != ["search"]:
             raise UsageError(f"not a search: {command[:200]!r}")
-        with search.make_context("search", words[2:]) as context:
+        with search.make_context(
+            "search", words[2:], help_option_names=["-h", "--help"]
+        ) as context:
             # What comes of it is this machine's own, whoever searched with it.
             left_out = ("dry_run", "as_json", "storage")
             given = {n: v for n, v in context.params.items() if n not in left_out}

@@ -142,15 +142,8 @@ class Planner:
     # The stage at the user's own batch size.
 
     def _search(self, trials: Sequence[Trial]) -> Next | None:
-        known = {self.effect(t.parameters) for t in trials} | self._busy()
-        for each in self._earlier:
-            configuration = self._complete(each.values)
-            if (
-                self.effect(configuration) not in known
-                and violation(configuration, self._space) is None
-            ):
-                return Next(configuration, "search", each.origin)
-        if self._proposer.guided("search") is None and (found := self._preset(known)) is not None:
+        guided = self._proposer.guided("search") is not None  # it has the presets itself
+        if (self._earlier or not guided) and (found := self._known_good(trials, guided)):
             return found
         if self._threshold is not None and "search" not in self._used_up:
             chance = self._proposer.chance("search", self._threshold)
@@ -159,13 +152,18 @@ class Planner:
                 self._used_up.add("search")
         return self._sampled("search", {}, trials, None)
 
-    def _preset(self, known: Collection[str]) -> Next | None:
-        for preset in self._space.presets:
+    def _known_good(self, trials: Sequence[Trial], guided: bool) -> Next | None:
+        """What was good before, then the presets."""
+        known = {self.effect(t.parameters) for t in trials} | self._busy()
+        points = [(each.origin, self._complete(each.values)) for each in self._earlier]
+        for preset in () if guided else self._space.presets:
             configuration = self._complete(preset.values)
-            out = self._left_out & changes(configuration, self._space.baseline).keys()
-            legal = not out and violation(configuration, self._space) is None
+            if not self._left_out & changes(configuration, self._space.baseline).keys():
+                points.append((f"preset {preset.name}", configuration))
+        for origin, configuration in points:
+            legal = violation(configuration, self._space) is None
             if legal and self.effect(configuration) not in known:
-                return Next(configuration, "search", f"preset {preset.name}")
+                return Next(configuration, "search", origin)
         return None
 
     def _sampled(

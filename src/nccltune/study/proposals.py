@@ -134,8 +134,8 @@ class Proposer:
     def ask(self, stage: Stage) -> Proposal:
         study = self._studies[stage]
         trial = study.ask(fixed_distributions=self._distributions[stage])
-        sampler = self._made[stage]
-        why = sampler.why if isinstance(sampler, GuidedSampler) else ""
+        sampler = self.guided(stage)
+        why = "" if sampler is None else sampler.why
         codings = self._codings[stage]
         values = {name: codings[name].to_value(code) for name, code in trial.params.items()}
         return Proposal(stage, values, trial, why)

@@ -17,8 +17,6 @@ from nccltune.study.sampling.gp import GpSampler
 from nccltune.study.sampling.guided import GuidedSampler
 from nccltune.study.sampling.walk import WalkSampler
 
-SAMPLERS = ("guided", "tpe", "random", "gp", "cmaes", "walk")
-DEFAULT = "guided"
 STARTUP_TRIALS = 8
 
 TOGETHER = (

@@ -18,7 +18,9 @@ from optuna.distributions import (
 from optuna.samplers import CmaEsSampler, RandomSampler
 
 from nccltune.space import Parameter, Value
+from nccltune.space.scalars import is_number
 from nccltune.study.sampling.extras import require
+from nccltune.study.sampling.guide import equal
 
 _CMAES_STARTUP = 8
 
@@ -45,7 +47,7 @@ class Coding:
                 raise ValueError(f"{value!r} is not one of {self.distribution}")
             return value
         for code, own in enumerate(self.places):
-            if _same(own, value):
+            if equal(own, value):
                 return code
         raise ValueError(f"{value!r} is none of {self.places}")
 
@@ -71,8 +73,8 @@ def coded_distribution(found: BaseDistribution, everything: bool) -> Coding:
     """The same from Optuna's distribution of a parameter. A range is its own coding."""
     if not isinstance(found, CategoricalDistribution):
         return Coding(found)
-    numbers = sorted(c for c in found.choices if _is_number(c))  # type: ignore[type-var]
-    others = [c for c in found.choices if not _is_number(c)]
+    numbers = sorted(c for c in found.choices if is_number(c))  # type: ignore[type-var]
+    others = [c for c in found.choices if not is_number(c)]
     if everything or (numbers and others in ([], [None])):
         places = (*others, *numbers)
         return Coding(IntDistribution(0, len(places) - 1), places)
@@ -95,13 +97,5 @@ def cmaes_sampler(seed: int) -> CmaEsSampler:
 
 def _holds(distribution: BaseDistribution, value: Value) -> bool:
     if isinstance(distribution, CategoricalDistribution):
-        return any(_same(choice, value) for choice in distribution.choices)
-    return _is_number(value) and distribution._contains(value)  # type: ignore[arg-type]
-
-
-def _same(one: Value, other: Value) -> bool:
-    return one == other and isinstance(one, bool) == isinstance(other, bool)
-
-
-def _is_number(value: Value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+        return any(equal(choice, value) for choice in distribution.choices)
+    return is_number(value) and distribution._contains(value)  # type: ignore[arg-type]

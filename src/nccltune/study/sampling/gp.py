@@ -25,13 +25,13 @@ from typing import IO, Any
 
 import optuna
 from optuna.distributions import BaseDistribution, distribution_to_json
-from optuna.samplers import BaseSampler, RandomSampler
-from optuna.search_space import IntersectionSearchSpace
+from optuna.samplers import RandomSampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 import nccltune
 from nccltune.errors import StudyError
+from nccltune.study.sampling.pure import PureSampler
 
 STARTUP_TRIALS = 8
 _ANSWER_SECONDS = 60.0
@@ -42,7 +42,7 @@ _ALONE = {"CUDA_VISIBLE_DEVICES": ""} | dict.fromkeys(
 _OTHERWISE = "choose another --sampler, guided or tpe; what was measured is kept"
 
 
-class GpSampler(BaseSampler):
+class GpSampler(PureSampler):
     """See the module. The same seed and the same trials give the same proposals, resumed or not.
 
     Raises: StudyError where the process does not answer.
@@ -50,21 +50,12 @@ class GpSampler(BaseSampler):
 
     def __init__(self, *, seed: int | None = None, startup: int = STARTUP_TRIALS) -> None:
         """`startup`: complete trials before the first proposal that is not random."""
+        super().__init__()
         self._seed = int.from_bytes(os.urandom(4), "big") if seed is None else seed
         self._startup = startup
-        self._space = IntersectionSearchSpace()
         self._child: _Child | None = None
         self._told: set[int] = set()
         self._study: tuple[str, int] | None = None
-
-    def reseed_rng(self) -> None:
-        """Proposals follow from seed and trials alone."""
-
-    def infer_relative_search_space(
-        self, study: optuna.Study, trial: FrozenTrial
-    ) -> dict[str, BaseDistribution]:
-        found = self._space.calculate(study)
-        return {name: d for name, d in found.items() if not d.single()}
 
     def sample_relative(
         self,

@@ -9,8 +9,9 @@ import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 
+from nccltune.space.scalars import is_number
 from nccltune.study.records import Value
-from nccltune.study.sampling.guide import Code, Guide
+from nccltune.study.sampling.guide import Code, Guide, equal
 
 _MOST_VALUES = 33  # of a range: a longer one is looked at in so many places
 
@@ -47,12 +48,12 @@ def _on_step(value: float, distribution: Any) -> float:
 def default_of(values: Sequence[Value], given: Mapping[str, Value], name: str) -> Value:
     if name in given and has_value(values, given[name]):
         return given[name]
-    numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
+    numbers = all(is_number(v) for v in values)
     return values[len(values) // 2] if numbers and len(values) > 2 else values[0]
 
 
 def has_value(values: Sequence[Value], value: Value) -> bool:
-    return any(v == value and isinstance(v, bool) == isinstance(value, bool) for v in values)
+    return any(equal(v, value) for v in values)
 
 
 def code_of(guide: Guide, values: Mapping[str, Value]) -> Code | None:

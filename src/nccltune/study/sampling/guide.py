@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nccltune.space.scalars import is_number
 from nccltune.study.records import AGAIN, Value
 from nccltune.study.sampling.model import Codes, Floats, Levels, Posterior, Priors, fit
 from nccltune.study.sampling.neighbours import doubles, singles
@@ -42,22 +43,23 @@ class Knob:
     """The most that it can win, as a ratio above 1, where a diagnosis says so."""
 
     def levels(self) -> Levels:
-        numbers = sorted({v for v in self.values if _is_number(v)})  # type: ignore[type-var]
+        numbers = sorted({v for v in self.values if is_number(v)})  # type: ignore[type-var]
         span = max(1, len(numbers) - 1)
         step = min(1.0, 6 / span)  # a long range has as many places as a short one
-        places = tuple(numbers.index(v) * step if _is_number(v) else None for v in self.values)
+        places = tuple(numbers.index(v) * step if is_number(v) else None for v in self.values)
         return Levels(len(self.values), self.place(self.default), places)
 
     def place(self, value: Value) -> int:
         """Raises ValueError for a value that is none of these."""
         for i, own in enumerate(self.values):
-            if own == value and isinstance(own, bool) == isinstance(value, bool):
+            if equal(own, value):
                 return i
         raise ValueError(f"{self.name}: {value!r} is none of {self.values}")
 
 
-def _is_number(value: Value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def equal(one: Value, other: Value) -> bool:
+    """Equal as Optuna's values are: 1 is 1.0, but true is not 1."""
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
 @dataclass(frozen=True)
@@ -274,16 +276,13 @@ class Guide:
     def _scores(self, history: Sequence[Observation], codes: Codes, live: Code | None) -> Floats:
         """Expected improvement over the best, over what it costs."""
         model = self.posterior(history)
-        times: dict[Code, int] = {}
-        for o in history:
-            if o.value is not None:
-                times[o.code] = times.get(o.code, 0) + 1
+        measured = {o.code for o in history if o.value is not None}
         mean, spread = model.predict(codes)
         best = float(self._leading(history)[1].max())
         z = (mean - best) / spread
         gain = spread * (z * _below(z) + np.exp(-z * z / 2) / math.sqrt(2 * math.pi))
         gain *= self._chance_to_run(history, codes)
-        known = np.array([tuple(c) in times for c in codes.tolist()])
+        known = np.array([tuple(c) in measured for c in codes.tolist()])
         failed = {o.code for o in history if o.value is None}
         gain[[tuple(c) in failed for c in codes.tolist()]] = 0.0
         cost = np.ones(len(codes))

@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler
-from optuna.search_space import IntersectionSearchSpace
 from optuna.trial import FrozenTrial, TrialState
 
 from nccltune.study.records import Value
 from nccltune.study.sampling.grid import code_of, default_of, has_value, values_of
 from nccltune.study.sampling.guide import Code, Guide, Knob, Observation
+from nccltune.study.sampling.pure import PureSampler
 
 NOT_RUN = "nccltune:not_run"
 """User attribute of a failed trial that was never run: REJECTED, which is not proposed again, or
@@ -36,7 +35,7 @@ LAUNCH = "nccltune:launch"
 """User attribute: equal for trials that were measured in the same launch, and so share its luck."""
 
 
-class GuidedSampler(BaseSampler):
+class GuidedSampler(PureSampler):
     """See the module. Values are maximised or minimised as the study says; positive ones are taken
     as speeds or times, whose ratios count.
     """
@@ -56,11 +55,11 @@ class GuidedSampler(BaseSampler):
         parameters. `together`: parameters that act on each other. `costly`: parameters whose
         change makes a trial more expensive. `feasible`: whether a configuration may be proposed.
         """
+        super().__init__(include_pruned=True)
         self._default = dict(default or {})
         self._presets, self._together = dict(presets or {}), list(together)
         self._costly, self._feasible = frozenset(costly), feasible
         self._seed = int(np.random.default_rng().integers(1 << 31)) if seed is None else seed
-        self._space = IntersectionSearchSpace(include_pruned=True)
         self._lock = threading.RLock()
         self._given: dict[int, Code] = {}
         self._gains: dict[str, float] = {}
@@ -74,6 +73,8 @@ class GuidedSampler(BaseSampler):
         self._read, self._told = 0, 0
         self._open: list[int] = []
         self._ratios, self._sized, self._unit = True, 1, 1.0
+        self.why = ""
+        """Of the last proposal: see `guide.Proposal`."""
 
     # What is told beside the trials.
 
@@ -93,13 +94,10 @@ class GuidedSampler(BaseSampler):
 
     # As Optuna asks.
 
-    def reseed_rng(self) -> None:
-        """Proposals follow from seed and trials alone."""
-
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        found = self._space.calculate(study)
+        found = super().infer_relative_search_space(study, trial)
         return {n: d for n, d in found.items() if n not in self._left_out}
 
     def sample_relative(
@@ -149,16 +147,10 @@ class GuidedSampler(BaseSampler):
             live = self._history[-1].code if self._history else None
             self._ranked = (len(self._history), guide.ranked(self._history, live))
         for proposal in self._ranked[1]:
-            values = guide.values(proposal.code)
-            if proposal.code not in self._closed and (
-                self._feasible is None or self._feasible(values)
-            ):
+            if self._is_open(proposal.code):
                 self.why = proposal.why
-                return values
+                return guide.values(proposal.code)
         return None
-
-    why = ""
-    """Of the last proposal: see `guide.Proposal`."""
 
     def answer(
         self, study: optuna.Study, search_space: Mapping[str, BaseDistribution]
@@ -183,12 +175,14 @@ class GuidedSampler(BaseSampler):
         guide = self._prepared(study, search_space)
         if all(o.value is None for o in self._history):
             return 1.0
+        return guide.chance(self._history, self._share(threshold), self._is_open)
 
-        def open_to(code: Code) -> bool:
-            legal = self._feasible is None or self._feasible(guide.values(code))
-            return legal and code not in self._closed
-
-        return guide.chance(self._history, self._share(threshold), open_to)
+    def _is_open(self, code: Code) -> bool:
+        """Whether it may be proposed."""
+        assert self._guide is not None
+        if code in self._closed:
+            return False
+        return self._feasible is None or self._feasible(self._guide.values(code))
 
     def _share(self, threshold: float) -> float:
         """The threshold in what the model adds up, where values are no ratios."""

@@ -23,8 +23,7 @@ Codes = NDArray[np.intp]
 _NEARBY = 0.6  # share of a number's effect that its neighbours have too
 _REACH = 1.5  # places over which neighbours are alike
 _ROUNDS = 12
-_FIRM = 1.0
-_LOOSE = 0.5
+_LOOSE = 0.5  # parameters that the usual size of effects counts as
 
 
 @dataclass(frozen=True)
@@ -189,7 +188,7 @@ def fit(
         quadratic = (stack @ weights) @ weights
         trace = stack.reshape(len(stack), -1) @ inverse.ravel()
         variances = variances * np.sqrt(
-            (quadratic + _FIRM * usual / variances**2) / (trace + _FIRM / variances)
+            (quadratic + usual / variances**2) / (trace + 1 / variances)
         )
         if loose:
             ratio = float((variances[:effects] / expected[:effects] ** 2).sum())

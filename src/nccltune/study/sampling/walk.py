@@ -19,13 +19,12 @@ from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler
-from optuna.search_space import IntersectionSearchSpace
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from nccltune.space import Value
 from nccltune.study.sampling.grid import default_of, values_of
+from nccltune.study.sampling.pure import PureSampler
 
 _FEW = 2000  # configurations of which all can be looked at
 _DRAWS = 1000
@@ -34,7 +33,7 @@ Key = tuple[tuple[bool, Value], ...]
 """Of a configuration: True and 1 are two values."""
 
 
-class WalkSampler(BaseSampler):
+class WalkSampler(PureSampler):
     """See the module. Its proposals follow from the seed and the study's trials alone, so that a
     study that goes on later proposes the same. What was proposed once, failed or was never run is
     not proposed again.
@@ -53,20 +52,11 @@ class WalkSampler(BaseSampler):
         it lacks after the others; None: shuffled by the seed. `feasible`: whether a configuration
         may be proposed.
         """
+        super().__init__()
         self._default = dict(default or {})
         self._order = None if order is None else list(order)
         self._feasible = feasible
         self._seed = random.randrange(1 << 31) if seed is None else seed
-        self._space = IntersectionSearchSpace()
-
-    def reseed_rng(self) -> None:
-        """Proposals follow from seed and trials alone."""
-
-    def infer_relative_search_space(
-        self, study: optuna.Study, trial: FrozenTrial
-    ) -> dict[str, BaseDistribution]:
-        found = self._space.calculate(study)
-        return {name: d for name, d in found.items() if not d.single()}
 
     def sample_relative(
         self,
