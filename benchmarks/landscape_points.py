@@ -41,13 +41,21 @@ class Costs:
 
     @property
     def measurement(self) -> float:
-        return statistics.median(self.others or self.firsts or [0.0])
+        """The mean: slow configurations take longer, and some of them are repeated too."""
+        return statistics.fmean(self.others or self.firsts or [0.0])
 
     @property
     def launch(self) -> float:
         """What a launch costs on top of its measurements."""
         first = statistics.median(self.firsts) if self.firsts else 0.0
         return max(0.0, first - self.measurement)
+
+    def of_repeats(self, count: int, launches: int, places: int) -> float:
+        """Of so many configurations that were measured in one launch and shall be in `launches`,
+        spread over so many environments.
+        """
+        shares = [len(range(place, count, places)) for place in range(places)]
+        return self.of([launches - 1] * share for share in shares)
 
     def of(self, lacking: Iterable[Collection[int]]) -> float:
         """Of all launches still lacking: for each environment those of each configuration."""

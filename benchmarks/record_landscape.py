@@ -4,11 +4,12 @@ shortly in live worker groups, so that samplers can be compared later without th
     .venv/bin/python benchmarks/record_landscape.py --out FILE --minutes 5 [--points N]
         [--repeats 14] [--repeat-launches 6] [--seed 0] -- SEARCH OPTIONS
 
-SEARCH OPTIONS are those of `nccltune search` that describe the job and the space. In the first half
-of the time each launch has an environment of its own, drawn at random, and in it the default and
-about nine other configurations in random order. In the second half launches that repeat some of
-them, the default and fast and slow ones, take turns with new ones as time allows. A larger batch is
-no point: samples/s at another batch size do not compare.
+SEARCH OPTIONS are those of `nccltune search` that describe the job and the space. At first each
+launch has an environment of its own, drawn at random, and in it the default and about nine other
+configurations in random order. In the second half of the time (up to two thirds, where the repeats
+need that much) launches that repeat some of them, the default and fast and slow ones, take turns
+with new ones as time allows. A larger batch is no point: samples/s at another batch size do not
+compare.
 
 FILE has a JSON line for each measurement, written at once: `launch` (the number of the worker
 group), each parameter with its value (null: unset), `windows` (samples/s), `setup_s` (build, first
@@ -68,6 +69,8 @@ from nccltune.study.survey import nccl_version, refuse_busy, refuse_empty, resol
 
 DEFAULT_LAUNCHES = 6  # of the default at least
 A_PLACE = 4  # repeated configurations of an environment, where launches are cheap
+MOST_KEPT = 2 / 3  # of the time, for repeats
+SLACK = 1.05  # repeats are planned to take so much more than they cost so far
 HOPELESS = 2  # failures of an environment without a success: the rest of a launch is left out
 
 Row = dict[str, Any]
@@ -110,10 +113,9 @@ class Recorder:
         """
         self._began = time.monotonic()
         self._warm_up()
-        half = 30 * self._wanted.minutes
-        while self._left() > half:
+        while self._left() > (keep := self._kept()):
             new = self._new_launch()
-            if new is None or not self._launch(new, "new", keep=half):
+            if new is None or not self._launch(new, "new", keep=keep):
                 break
         self._repeated = self._chosen()
         say(f"{len(self._repeated)} of {len(self.measured)} configurations are repeated")
@@ -125,6 +127,14 @@ class Recorder:
     def measured(self) -> set[str]:
         """The names of the configurations that have rows."""
         return {point.name for point in self.points}
+
+    def _kept(self) -> float:
+        """Seconds of the end that launches of new configurations leave alone: half of the time, or
+        what the repeats will take, at two environments at least where there are several.
+        """
+        whole, places = 60 * self._wanted.minutes, min(2, len({p.place for p in self.points}))
+        repeats = self.costs.of_repeats(self._wanted.repeats, self._wanted.launches, max(1, places))
+        return max(whole / 2, min(MOST_KEPT * whole, SLACK * repeats))
 
     def _warm_up(self) -> None:
         """The default once, unrecorded, in a group of its own: the first launch of all reads files
@@ -207,7 +217,7 @@ class Recorder:
             for several in range(most, min(2, most) - 1, -1):
                 names = choose(self.points, self._default, count, several)
                 lacking = self._lacking(names).values()
-                if self.costs.of(counts.values() for counts in lacking) <= left:
+                if SLACK * self.costs.of(counts.values() for counts in lacking) <= left:
                     return names
         return names
 

@@ -84,6 +84,26 @@ def test_what_repeats_cost_follows_from_what_was_measured() -> None:
     assert (costs.launch, costs.measurement) == (4.0, 2.0)
     assert costs.of([[5, 5], [1]]) == 5 * 4.0 + 10 * 2.0 + 4.0 + 2.0
     assert points.Costs().of([[3]]) == 0.0
+    assert costs.of_repeats(13, 6, 2) == costs.of([[5] * 7, [5] * 6]) == 10 * 4.0 + 65 * 2.0
+    assert costs.of_repeats(13, 6, 1) == 7 * 4.0 + 65 * 2.0  # ten at most in a launch
+    assert points.Costs([9.0], [1.0, 1.0, 7.0]).measurement == 3.0  # one of three is slow
+
+
+def planned(minutes: float, costs: Any, *places: str) -> Any:
+    recorder = object.__new__(landscape.Recorder)
+    recorder._wanted = landscape.Wanted(minutes, repeats=13, launches=6)
+    recorder.points = [point(n, place, 100.0) for n, place in enumerate(places)]
+    recorder.costs = costs
+    return recorder
+
+
+def test_new_configurations_leave_the_time_that_repeats_need() -> None:
+    costs = points.Costs(firsts=[6.0], others=[2.0])  # the repeats take 170 s at two environments
+    assert planned(10, costs, "a", "b")._kept() == 300  # half of the time is more
+    assert planned(5, costs, "a", "b")._kept() == pytest.approx(1.05 * 170)
+    assert planned(5, costs, "a")._kept() == pytest.approx(1.05 * 158)
+    assert planned(4, costs, "a", "b")._kept() == pytest.approx(160)  # new ones keep a third
+    assert planned(4, points.Costs())._kept() == 120  # nothing is measured yet
 
 
 def source_of(name: str, seed: int, *only: str) -> Any:
