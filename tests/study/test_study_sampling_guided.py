@@ -15,7 +15,7 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 
 from nccltune.study.records import AGAIN
-from nccltune.study.sampling.guide import Guide, Knob, Observation
+from nccltune.study.sampling.guide import Guide, Knob
 from nccltune.study.sampling.guided import (
     LAUNCH,
     NOT_RUN,
@@ -23,6 +23,7 @@ from nccltune.study.sampling.guided import (
     WITHDRAWN,
     GuidedSampler,
 )
+from nccltune.study.sampling.memory import Observation
 from nccltune.study.sampling.model import Levels, Priors, fit
 
 SPACE = {

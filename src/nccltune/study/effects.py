@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from nccltune.nccl.proof import Trace, traces
-from nccltune.space import ResolvedSpace, Value, canonical, changes, violation
+from nccltune.space import ResolvedSpace, Value, canonical, changes, key, violation
 from nccltune.study.records import Measurement, Trial
 
 
@@ -82,6 +82,12 @@ class Silences:
                 return left_unset(configuration, names, self.space)
         return dict(configuration)
 
+    @property
+    def known(self) -> int:
+        """How many are known by now: with more of them more configurations are alike."""
+        self._catch_up()
+        return len(self._found)
+
     def _catch_up(self) -> None:
         for measurement in self.measurements[self._seen :]:
             self._seen += 1
@@ -94,6 +100,30 @@ class Silences:
         """The variables that it sets."""
         names = _searched(self.space)
         return {n: v for n, v in changes(configuration, self.space.baseline).items() if n in names}
+
+
+class Effects:
+    """Names that are equal for configurations with the same effect."""
+
+    def __init__(self, silences: Silences) -> None:
+        self._silences = silences
+        self._kept: dict[int, tuple[Trial, int, str]] = {}
+
+    def of(self, configuration: Mapping[str, Value]) -> str:
+        return key(self._silences.same_effect(configuration))
+
+    def of_trials(self, trials: Iterable[Trial]) -> list[str]:
+        """Of each in turn. They are kept, as there may be thousands, until more is known to do
+        nothing.
+        """
+        silences = self._silences.known
+        found = []
+        for trial in trials:
+            kept = self._kept.get(trial.number)
+            if kept is None or kept[0] is not trial or kept[1] != silences:
+                kept = self._kept[trial.number] = (trial, silences, self.of(trial.parameters))
+            found.append(kept[2])
+        return found
 
 
 def _searched(space: ResolvedSpace) -> set[str]:

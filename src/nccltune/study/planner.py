@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from nccltune.space import ResolvedSpace, Value, canonical, changes, key, violation
+from nccltune.space import ResolvedSpace, Value, canonical, changes, violation
 from nccltune.study.batch_sizes import FEWEST_FOR_BATCH, Memory, foreseen_memory, larger_batches
 from nccltune.study.budget import Budget
-from nccltune.study.effects import Silences
+from nccltune.study.effects import Effects, Silences
 from nccltune.study.partners import Elsewhere
 from nccltune.study.proposals import Proposal, Proposer
 from nccltune.study.records import AGAIN, Stage, Trial, best_of
@@ -57,7 +57,7 @@ class Planner:
         `earlier` are tried before everything else.
         """
         self._earlier = earlier
-        self._silences = silences or Silences((), space)
+        self._effects = Effects(silences or Silences((), space))
         self._space, self._proposer, self._batch_size = space, proposer, batch_size
         self._memory = memory
         self._larger = larger_batches(space, batch_size)
@@ -154,7 +154,7 @@ class Planner:
 
     def _known_good(self, trials: Sequence[Trial], guided: bool) -> Next | None:
         """What was good before, then the presets."""
-        known = {self.effect(t.parameters) for t in trials} | self._busy()
+        known = {*self._effects.of_trials(trials), *self._busy()}
         points = [(each.origin, self._complete(each.values)) for each in self._earlier]
         for preset in () if guided else self._space.presets:
             configuration = self._complete(preset.values)
@@ -174,7 +174,8 @@ class Planner:
         batches: frozenset[int] | None,
     ) -> Next | None:
         """The cheapest of the sampler's next few proposals; the oldest, where none is cheap."""
-        measured = {self.effect(t.parameters): t.value for t in trials if t.stage == stage}
+        own = [trial for trial in trials if trial.stage == stage]
+        measured = dict(zip(self._effects.of_trials(own), (t.value for t in own), strict=True))
         beside = (len(trials), self._busy())
         waiting = self._waiting[stage] = self._still_new(stage, measured)
         while stage not in self._used_up and not any(self._cheap(n.configuration) for n in waiting):
@@ -257,7 +258,7 @@ class Planner:
 
     def effect(self, configuration: Mapping[str, Value]) -> str:
         """Equal for configurations with the same effect."""
-        return key(self._silences.same_effect(configuration))
+        return self._effects.of(configuration)
 
     def _complete(self, values: Mapping[str, Value]) -> dict[str, Value]:
         return canonical(values, self._space)

@@ -10,7 +10,8 @@ import numpy as np
 
 from nccltune.space import Parameter, ResolvedSpace, Value, key
 from nccltune.study.records import Measurement, Trial
-from nccltune.study.sampling.guide import Guide, Knob, Observation
+from nccltune.study.sampling.guide import Guide, Knob
+from nccltune.study.sampling.memory import Observation
 
 _DIGITS = 6  # that another machine's arithmetic has too
 _AT_ONCE = 256  # configurations that the model is asked for: its tables grow with them

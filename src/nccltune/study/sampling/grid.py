@@ -11,7 +11,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 
 from nccltune.space.scalars import is_number
 from nccltune.study.records import Value
-from nccltune.study.sampling.guide import Code, Guide, equal
+from nccltune.study.sampling.guide import Guide, equal
+from nccltune.study.sampling.memory import Code
 
 _MOST_VALUES = 33  # of a range: a longer one is looked at in so many places
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from nccltune.space.scalars import is_number
 from nccltune.study.records import AGAIN, Value
+from nccltune.study.sampling.failing import ChanceToRun
+from nccltune.study.sampling.memory import Code, Memory, Observation
 from nccltune.study.sampling.model import Codes, Floats, Levels, Posterior, Priors, fit
-from nccltune.study.sampling.neighbours import doubles, singles
-
-Code = tuple[int, ...]
+from nccltune.study.sampling.neighbours import climbed, doubles, singles
 
 WALK = "walk"
 
@@ -27,7 +27,7 @@ _REPEATS = 2  # so many configurations for each that is measured again, at least
 _LIKELY = 10  # configurations that a draw looks at: what more trials would try
 _DRAWS = 400
 _ERF = np.vectorize(math.erf)
-_REMEMBERED = 160  # observations that the model is fitted to
+_CHANGES = 3  # changes of the best looked at, where there are too many for all
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,6 @@ class Knob:
 def equal(one: Value, other: Value) -> bool:
     """Equal as Optuna's values are: 1 is 1.0, but true is not 1."""
     return one == other and isinstance(one, bool) == isinstance(other, bool)
-
-
-@dataclass(frozen=True)
-class Observation:
-    """A configuration measured: log speed, or None where it failed."""
-
-    code: Code
-    value: float | None
-    launch: Any = None
-    """Equal for measurements of one launch; None: one with the costly values of it."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +114,8 @@ class Guide:
             if any(a in group and b in group for group in together)
         )
         self._costly = [i for i, k in enumerate(self.knobs) if k.costly]
-        self._fitted: tuple[int, Posterior] | None = None
+        self._memory = Memory()
+        self._now: _Now | None = None
 
     def _defaults(self) -> dict[str, Value]:
         return {k.name: k.default for k in self.knobs}
@@ -140,6 +131,10 @@ class Guide:
         return self.code(self._defaults())
 
     @cached_property
+    def _sizes(self) -> NDArray[np.intp]:
+        return np.array([len(k.values) for k in self.knobs])
+
+    @cached_property
     def _grid(self) -> Codes | None:
         """All configurations where they are few."""
         if math.prod(len(k.values) for k in self.knobs) > _ALL:
@@ -150,12 +145,25 @@ class Guide:
     # What is known.
 
     def posterior(self, history: Sequence[Observation]) -> Posterior:
-        if self._fitted is None or self._fitted[0] != len(history):
-            self._fitted = (len(history), self._fit(history))
-        return self._fitted[1]
+        return self._known(history).model
 
-    def _fit(self, history: Sequence[Observation], *, loose: bool = False) -> Posterior:
-        good = self._remembered(history)
+    def _known(self, history: Sequence[Observation]) -> _Now:
+        """What is known now: worked out once for a history of one length."""
+        if self._now is None or not self._now.is_of(history):
+            memory = self._memory
+            memory.catch_up(history)
+            model = self._fit()
+            measured = np.unique(model.codes, axis=0)
+            mean = model.predict(measured)[0]
+            order = np.argsort(-mean, kind="stable")
+            runs = ChanceToRun([o.code for o in memory.good], memory.bad, self.default)
+            self._now = _Now(
+                history, len(history), model, measured[order], float(mean[order[0]]), runs
+            )
+        return self._now
+
+    def _fit(self, *, loose: bool = False) -> Posterior:
+        good = self._memory.remembered(self.default)
         keys = [self._launch(o) for o in good]
         numbers = {key: i for i, key in enumerate(dict.fromkeys(keys))}
         w = self.weights
@@ -181,24 +189,6 @@ class Guide:
             loose=loose,
         )
 
-    def _remembered(self, history: Sequence[Observation]) -> list[Observation]:
-        """All that has a value; of very many the default, the fastest configurations with all that
-        was measured of them, or a lucky one would stand for each, and the last.
-        """
-        good = [o for o in history if o.value is not None]
-        if len(good) <= _REMEMBERED:
-            return good
-        values: dict[Code, list[float]] = {}
-        for o in good:
-            values.setdefault(o.code, []).append(o.value or 0.0)
-        ranked = sorted(values, key=lambda c: -sum(values[c]) / len(values[c]))
-        kept, room = {self.default, *(o.code for o in good[-_REMEMBERED // 4 :])}, _REMEMBERED
-        room -= sum(len(values.get(c, ())) for c in kept)
-        for code in ranked:
-            if code not in kept and (room := room - len(values[code])) >= 0:
-                kept.add(code)
-        return [o for o in good if o.code in kept]
-
     def _launch(self, observation: Observation) -> Any:
         if observation.launch is not None:
             return observation.launch
@@ -206,14 +196,7 @@ class Guide:
 
     def answer(self, history: Sequence[Observation]) -> Code:
         """The measured configuration that is the fastest by all that is known."""
-        measured, mean = self._leading(history)
-        return tuple(int(v) for v in measured[int(mean.argmax())])
-
-    def _leading(self, history: Sequence[Observation]) -> tuple[Codes, Floats]:
-        """The measured configurations that the model knows, and what it makes of them."""
-        model = self.posterior(history)
-        measured = np.unique(model.codes, axis=0)
-        return measured, model.predict(measured)[0]
+        return _code(self._known(history).measured[0])
 
     def chance(
         self,
@@ -225,25 +208,26 @@ class Guide:
         than the best one measured by more than the share `threshold`: how often draws of the model
         have one.
         """
-        rng = np.random.default_rng((self._seed, len(history), 1))
-        codes = self._candidates(history, rng)
-        done = {o.code for o in history}
-        left = np.array([c for c in map(tuple, codes.tolist()) if c not in done], dtype=np.intp)
+        now = self._known(history)
+        done = self._memory.means.keys() | set(self._memory.bad)
+        codes = self._candidates(now)
+        left = np.array([c for c in map(_code, codes) if c not in done], dtype=np.intp)
         if not len(left):
             return 0.0
-        model = self._fit(history, loose=True)
+        model = self._fit(loose=True)
         mean, spread = model.predict(left)
-        best = np.array([self.answer(history)], dtype=np.intp)
-        reach = float(model.predict(best)[0][0]) + math.log1p(threshold)
+        best = now.measured[0]
+        reach = float(model.predict(best[None, :])[0][0]) + math.log1p(threshold)
         order = left[np.argsort(-(mean - reach) / spread)]
-        likely = list(islice((c for c in order if feasible(tuple(c.tolist()))), _LIKELY))
+        likely = list(islice((c for c in order if feasible(_code(c))), _LIKELY))
         if not likely:
             return 0.0
-        asked = np.array([best[0], *likely])
+        asked = np.array([best, *likely])
+        rng = np.random.default_rng((self._seed, len(history), 1))
         draws = rng.multivariate_normal(
             model.predict(asked)[0], model.covariance(asked), size=_DRAWS, method="eigh"
         )
-        runs = rng.random((_DRAWS, len(likely))) < self._chance_to_run(history, asked[1:])
+        runs = rng.random((_DRAWS, len(likely))) < now.runs.of(asked[1:])
         over = runs & (draws[:, 1:] - draws[:, [0]] > math.log1p(threshold))
         return float(over.any(axis=1).mean())
 
@@ -253,93 +237,78 @@ class Guide:
         """What to try next, the best first. `live` is the configuration measured last: what needs
         no other launch than it is cheaper.
         """
-        measured = {o.code for o in history}
+        self._memory.catch_up(history)
+        measured = self._memory.means.keys() | set(self._memory.bad)
         presets = [Proposal(c, why) for c, why in self._presets.items() if c not in measured]
         rng = np.random.default_rng((self._seed, len(history)))
-        if not any(o.value is not None for o in history):
+        if not self._memory.good:
             first = [] if self.default in measured else [Proposal(self.default, "default")]
-            sizes = np.array([len(k.values) for k in self.knobs])
-            others = rng.permutation(singles(np.array(self.default), sizes)[1:])
-            near = [Proposal(tuple(int(v) for v in c), WALK) for c in others]
+            others = rng.permutation(singles(np.array(self.default), self._sizes)[1:])
+            near = [Proposal(_code(c), WALK) for c in others]
             return [*first, *presets, *(p for p in near if p.code not in measured)]
-        codes = self._candidates(history, rng)
-        score = self._scores(history, codes, live)
+        now = self._known(history)
+        codes = self._candidates(now)
+        score = self._scores(now, codes, live)
         score += 1e-9 * score.max() * rng.random(len(codes))
-        order = np.argsort(-score)
-        places = [tuple(int(v) for v in codes[i]) for i in order if score[i] > 0]
+        places = [_code(codes[i]) for i in np.argsort(-score) if score[i] > 0]
         walk = [Proposal(c, AGAIN if c in measured else WALK) for c in places]
-        repeats = sum(o.value is not None for o in history) - len(measured)
+        repeats = len(self._memory.good) - len(measured)
         if repeats >= max(2, len(measured) // _REPEATS):
             walk = [p for p in walk if p.why == WALK]
         return [*presets, *walk]
 
-    def _scores(self, history: Sequence[Observation], codes: Codes, live: Code | None) -> Floats:
+    def _scores(self, now: _Now, codes: Codes, live: Code | None) -> Floats:
         """Expected improvement over the best, over what it costs."""
-        model = self.posterior(history)
-        measured = {o.code for o in history if o.value is not None}
-        mean, spread = model.predict(codes)
-        best = float(self._leading(history)[1].max())
-        z = (mean - best) / spread
+        mean, spread = now.model.predict(codes)
+        z = (mean - now.best) / spread
         gain = spread * (z * _below(z) + np.exp(-z * z / 2) / math.sqrt(2 * math.pi))
-        gain *= self._chance_to_run(history, codes)
-        known = np.array([tuple(c) in measured for c in codes.tolist()])
-        failed = {o.code for o in history if o.value is None}
-        gain[[tuple(c) in failed for c in codes.tolist()]] = 0.0
+        gain *= now.runs.of(codes)
+        each = list(map(_code, codes))
+        failed = set(self._memory.bad)
+        gain[[code in failed for code in each]] = 0.0
         cost = np.ones(len(codes))
         if self._costly and live is not None:
+            known = np.array([code in self._memory.means for code in each])
             same = np.all(codes[:, self._costly] == np.array(live)[self._costly], axis=1)
             cost = np.where(same & ~known, 1.0, 1.0 + self.weights.launch)
         return np.asarray(gain / cost**self.weights.cost)
 
-    def _chance_to_run(self, history: Sequence[Observation], codes: Codes) -> Floats:
-        """That a configuration does not fail: lower for those that share values with ones that did,
-        values alone and in pairs.
-        """
-        bad = [o.code for o in history if o.value is None][-_REMEMBERED // 2 :]
-        if not bad:
-            return np.ones(len(codes))
-        good = [o.code for o in history if o.value is not None][-_REMEMBERED // 2 :]
-        every = np.array([*bad, *good], dtype=np.intp)
-        label = np.array([-1.0] * len(bad) + [0.0] * len(good))
-        default = np.array(self.default)
-
-        def kernel(a: Codes, b: Codes) -> Floats:
-            same = (a[:, None, :] == b[None, :, :]) & (a[:, None, :] != default)
-            n = same.sum(axis=2).astype(float)
-            return np.asarray(n + n * (n - 1) / 4) * 0.05
-
-        k = kernel(every, every) + 0.015 * np.eye(len(every))
-        told = kernel(codes, every) @ np.linalg.solve(k, label)
-        return np.clip(0.95 + told, 0.002, 1.0)
-
-    def _candidates(self, history: Sequence[Observation], rng: np.random.Generator) -> Codes:
+    def _candidates(self, now: _Now) -> Codes:
+        """What is looked at: all, or what is near the best and what the model leads to."""
         if self._grid is not None:
             return self._grid
-        model = self.posterior(history)
-        measured, mean = self._leading(history)
-        best = measured[np.argsort(-mean)[:_STARTS]]
-        sizes = np.array([len(k.values) for k in self.knobs])
-        found = [measured[np.argsort(-mean)[:10]]]
-        found += [singles(start, sizes) for start in best]
-        found.append(doubles(best[0], sizes, rng))
-        found.append(self._climbed(model, best[0], sizes))
-        return np.unique(np.concatenate(found), axis=0)
+        if now.candidates is None:
+            best, sizes = now.measured[0], self._sizes
+            rng = np.random.default_rng((self._seed, now.count, 2))
+            found = [now.measured[:10], doubles(best, sizes, rng)]
+            found += [singles(start, sizes) for start in now.measured[:_STARTS]]
+            found.append(climbed(best, sizes, lambda codes: now.model.predict(codes)[0]))
+            promise = partial(self._scores, now, live=now.history[now.count - 1].code)
+            found.append(climbed(best, sizes, promise, changes=_CHANGES))
+            now.candidates = np.unique(np.concatenate(found), axis=0)
+        return now.candidates
 
-    def _climbed(self, model: Posterior, start: Codes, sizes: NDArray[Any]) -> Codes:
-        """Where steps of one parameter lead that the model expects to gain: what it holds for the
-        best, and the way there.
-        """
-        here = start
-        path = []
-        for _ in range(2 * len(sizes)):
-            options = singles(here, sizes)
-            mean, _ = model.predict(options)
-            top = options[int(mean.argmax())]
-            path.append(top)
-            if np.array_equal(top, here):
-                break
-            here = top
-        return np.array(path)
+
+@dataclass
+class _Now:
+    """What is known after so many observations."""
+
+    history: Sequence[Observation]
+    count: int
+    model: Posterior
+    measured: Codes
+    """Configurations with a value that the model knows, the fastest by it first."""
+    best: float
+    """The mean of that one."""
+    runs: ChanceToRun
+    candidates: Codes | None = None
+
+    def is_of(self, history: Sequence[Observation]) -> bool:
+        return self.history is history and self.count == len(history)
+
+
+def _code(row: Codes) -> Code:
+    return tuple(row.tolist())
 
 
 def _below(z: Floats) -> Floats:

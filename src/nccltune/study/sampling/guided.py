@@ -23,7 +23,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from nccltune.study.records import Value
 from nccltune.study.sampling.grid import code_of, default_of, has_value, values_of
-from nccltune.study.sampling.guide import Code, Guide, Knob, Observation
+from nccltune.study.sampling.guide import Guide, Knob
+from nccltune.study.sampling.memory import Code, Observation
 from nccltune.study.sampling.pure import PureSampler
 
 NOT_RUN = "nccltune:not_run"

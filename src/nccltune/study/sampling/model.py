@@ -23,6 +23,7 @@ Codes = NDArray[np.intp]
 _NEARBY = 0.6  # share of a number's effect that its neighbours have too
 _REACH = 1.5  # places over which neighbours are alike
 _ROUNDS = 12
+_PRIOR = 0.2  # squared effects that the expected variance of a part counts as
 _LOOSE = 0.5  # parameters that the usual size of effects counts as
 
 
@@ -73,7 +74,9 @@ class Posterior:
 
     kernels: list[Floats]
     variances: Floats
-    """Of effects, declared pairs, other pairs, launches, measurements: in that order."""
+    """Of effects, declared pairs, other pairs (those of each parameter have one in common),
+    launches, measurements: in that order.
+    """
     pairs: tuple[tuple[int, int], ...]
     priors: Priors
     codes: Codes
@@ -123,13 +126,16 @@ def _combined(
     total = sum(v * r for v, r in zip(variances[:count], rows, strict=True))
     for v, (a, b) in zip(variances[count : count + len(pairs)], pairs, strict=True):
         total = total + v * rows[a] * rows[b]
-    return np.asarray(total + variances[count + len(pairs)] * _all_pairs(rows))
+    others = variances[count + len(pairs) : 2 * count + len(pairs)]
+    for v, part in zip(others, _with_any(rows), strict=True):
+        total = total + v * part
+    return np.asarray(total)
 
 
-def _all_pairs(rows: Sequence[Floats]) -> Floats:
-    """The sum over all pairs of the product of two, by the sum's square."""
+def _with_any(rows: Sequence[Floats]) -> list[Floats]:
+    """For each parameter half of its pairs with all others: together they are all pairs once."""
     whole = sum(rows)
-    return np.asarray((whole**2 - sum(r**2 for r in rows)) / 2)
+    return [np.asarray(row * (whole - row) / 2) for row in rows]
 
 
 def _parts(
@@ -143,7 +149,7 @@ def _parts(
     rows = [k[np.ix_(x, y)] for k, x, y in zip(kernels, a.T, b.T, strict=True)]
     changed = [(c != default).sum(axis=1).astype(float) for c in (a, b)]
     common = priors.change_spread**2 * np.outer(*changed)
-    return [*rows, *(rows[i] * rows[j] for i, j in pairs), _all_pairs(rows), common]
+    return [*rows, *(rows[i] * rows[j] for i, j in pairs), *_with_any(rows), common]
 
 
 def fit(
@@ -172,7 +178,7 @@ def fit(
         [
             *priors.effects,
             *([priors.pair_effect] * len(priors.pairs)),
-            priors.other_pairs,
+            *([priors.other_pairs] * len(levels)),
             priors.launch,
             priors.measurement,
         ]
@@ -188,7 +194,7 @@ def fit(
         quadratic = (stack @ weights) @ weights
         trace = stack.reshape(len(stack), -1) @ inverse.ravel()
         variances = variances * np.sqrt(
-            (quadratic + usual / variances**2) / (trace + 1 / variances)
+            (quadratic + _PRIOR * usual / variances**2) / (trace + _PRIOR / variances)
         )
         if loose:
             ratio = float((variances[:effects] / expected[:effects] ** 2).sum())

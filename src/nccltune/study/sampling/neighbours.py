@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nccltune.study.sampling.model import Codes
+from nccltune.study.sampling.model import Codes, Floats
 
 _PAIRS = 1200  # pairs of changes looked at beside the best
 
@@ -35,3 +36,27 @@ def doubles(start: Codes, sizes: NDArray[Any], rng: np.random.Generator) -> Code
         for axis, value in changes:
             row[axis] = value
     return rows
+
+
+def climbed(
+    start: Codes,
+    sizes: NDArray[Any],
+    score: Callable[[Codes], Floats],
+    *,
+    changes: int | None = None,
+) -> Codes:
+    """What lies on the way of steps of one parameter that `score` (one number for each row) grows
+    by: the best fifth beside each. `changes`: where it stays within so many of the start.
+    """
+    here, top, rows = start, -np.inf, []
+    for _ in range(2 * len(sizes)):
+        options = singles(here, sizes)
+        if changes is not None:
+            options = options[(options != start).sum(axis=1) <= changes]
+        scores = score(options)
+        rows.append(options[scores >= np.quantile(scores, 0.8)])
+        best = int(scores.argmax())
+        if scores[best] <= top:
+            break
+        here, top = options[best], scores[best]
+    return np.concatenate(rows)
