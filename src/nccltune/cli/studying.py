@@ -146,6 +146,7 @@ def definition_of(found: Survey, space: ResolvedSpace, probe: dict[str, Any] | N
         probe=probe,
         site={name: v.value for name, v in found.site.items() if name not in DIAGNOSTIC},
         unpinned=found.options.unpin,
+        nodes=found.nodes,
     )
 
 
@@ -190,6 +191,7 @@ def _measure(
         settings=settings_for(found.options.measure_seconds),
         site=found.site,
         memory_is_ours=not found.options.allow_busy,
+        node_names=found.node_names,
         private=private,
         health=partial(read, found.gpus),
         gpus=found.gpus,

@@ -18,6 +18,7 @@ from nccltune.launch.diagnosis import read_end
 from nccltune.launch.environment import launch_environment
 from nccltune.launch.leftovers import TAG, end_tagged, new_tag, own_folder
 from nccltune.launch.plan import python_variables
+from nccltune.launch.processes import LocalRanks
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.supervised import LARGEST_OUTPUT, Supervised, is_flooded
 from nccltune.nccl.site import SiteVariable
@@ -131,7 +132,7 @@ class WarmHost:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class WarmProcesses:
+class WarmProcesses(LocalRanks):
     """One worker group of a warm host. `own` are variables of this launch that the host was started
     with: it may be those that do not let it come up.
     """

@@ -43,6 +43,10 @@ class Survey:
     job: Mapping[str, Any]
     python: str
     notes: tuple[str, ...]
+    nodes: tuple[Mapping[str, Any], ...] = ()
+    """What each node is (`study.nodes`), where ranks are on several."""
+    node_names: tuple[str, ...] = ()
+    """For messages; records number the nodes."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +149,8 @@ def resolve_space(survey: Survey, probe: Mapping[str, Any] | None) -> ResolvedSp
         backend = "gloo"  # whatever the machine has, this script did not use NCCL
     facts = Facts(
         backend="nccl" if backend == "nccl" else "gloo",
-        world_size=task.nproc_per_node,
-        nodes=task.emulate_hosts or 1,
+        world_size=task.ranks,
+        nodes=task.emulate_hosts or task.nodes,
         probed=probe is not None or backend != "nccl",
         network=known.get("network"),
         transports=tuple(known.get("transport") or ()),

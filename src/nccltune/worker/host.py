@@ -212,8 +212,8 @@ class Group:
         codes = {process.pid: process.exitcode for process in self._processes}
         found = {}
         for rank in range(self._nproc):
-            with contextlib.suppress(OSError, ValueError):
-                code = codes.get(int((self._logs / f"rank{rank}.pid").read_text()))
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                code = codes.get(int((self._logs / f"rank{rank}.pid").read_text().split()[0]))
                 if code is not None:
                     found[rank] = code
         return found

@@ -9,6 +9,8 @@ import traceback
 from pathlib import Path
 
 LOG_DIR = "NCCLTUNE_LOG_DIR"
+NODE = "NCCLTUNE_NODE"
+"""Which node of a job step this is, from 0 on; unset where there is one machine."""
 
 # As torch words it on the GPU, in CUDA's own calls, and for host memory.
 _OUT_OF_MEMORY = (
@@ -45,7 +47,8 @@ class Status:
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder = folder
         self._rank = rank
-        (folder / f"rank{rank}.pid").write_text(str(os.getpid()))
+        node = os.environ.get(NODE, "")  # a process id alone is known on one machine
+        (folder / f"rank{rank}.pid").write_text(f"{os.getpid()} {node}".rstrip())
         self._file = os.open(folder / f"rank{rank}.status", os.O_WRONLY | os.O_CREAT, 0o644)
         self.phase = "start"
         self.step = 0
