@@ -43,6 +43,9 @@ class Cluster:
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         conf = folder / "slurm.conf"
         self._socket = folder / "munge.socket"
+        prolog = folder / "prolog"
+        prolog.write_text(f"#!/bin/sh\ncat {folder}/prolog-$SLURMD_NODENAME 2>/dev/null || :\n")
+        prolog.chmod(0o755)
         conf.write_text(self._configuration(no_answer_seconds))
         self.environment: Mapping[str, str] = {
             "SLURM_CONF": str(conf),
@@ -72,6 +75,7 @@ class Cluster:
             f"SlurmctldLogFile={folder}/slurmctld.log",
             f"SlurmdLogFile={folder}/slurmd-%n.log",
             f"SlurmdTimeout={no_answer_seconds}",
+            f"TaskProlog={folder}/prolog",
             "ProctrackType=proctrack/pgid",
             "TaskPlugin=task/none",
             "SelectType=select/cons_tres",
@@ -109,6 +113,16 @@ class Cluster:
         until = time.monotonic() + _SECONDS
         while not self._socket.exists():
             self._see(until, "munge")
+
+    @contextlib.contextmanager
+    def setting(self, node: str, name: str, value: str) -> Iterator[None]:
+        """A variable that this node sets in every task, as its administrator can."""
+        file = self._folder / f"prolog-{node}"
+        file.write_text(f"export {name}={value}\n")
+        try:
+            yield
+        finally:
+            file.unlink()
 
     def start_node(self, node: str) -> None:
         self._start(node, "slurmd", "-D", "-N", node)

@@ -90,6 +90,14 @@ def tagged_processes(tag: str) -> list[int]:
     return [pid for pid, found in _tagged() if found == tag]
 
 
+def own_processes() -> list[int]:
+    """What this tuner has started and that is still here, also where it descends from another
+    process: ranks of a job step do.
+    """
+    owner = f"{_owner()}/"
+    return [pid for pid, found in _tagged() if found.startswith(owner)]
+
+
 def end_tagged(tag: str) -> int:
     """End what one launch has left. Returns how many processes were met.
 

@@ -31,6 +31,10 @@ class WrongResult(Exception):
         self.rank = rank
 
 
+class Disagreement(Exception):
+    """Ranks would run with different settings; the text names rank, node and variable."""
+
+
 class ScriptEnded(Exception):
     """The script is over, with this exit code, before it could be measured. The text says all: it
     was not raised anywhere.
@@ -100,7 +104,7 @@ def one_line(error: BaseException, limit: int = 400) -> str:
     """The error's text on one line; NCCL's own reason (`Last error:`) is kept, it comes last."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = " ".join(lines) if lines else ""
-    if isinstance(error, ScriptEnded):
+    if isinstance(error, (ScriptEnded, Disagreement)):
         return text[:limit]
     _, found, reason = text.partition("Last error:")
     if found:
