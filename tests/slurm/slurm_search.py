@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -16,7 +18,7 @@ from running import Cli
 
 NAME = "nodes"
 JOB = (
-    *("search", "--launcher", "slurm", "--device", "cpu", "--batch-size", "4"),
+    *("search", "--device", "cpu", "--batch-size", "4"),
     *("--image-size", "16", "--data", "synthetic", "--study", NAME),
 )
 SPACE = """
@@ -38,8 +40,10 @@ class Search:
     def study(self) -> Path:
         return self.cli.study(NAME)
 
-    def start(self, *options: str, **env: str) -> subprocess.Popen[str]:
-        command = (sys.executable, "-m", "nccltune", *JOB, *options)
+    def start(
+        self, *options: str, launcher: str = "slurm-torchrun", **env: str
+    ) -> subprocess.Popen[str]:
+        command = (sys.executable, "-m", "nccltune", *JOB, "--launcher", launcher, *options)
         return subprocess.Popen(
             # The job must not end with a node, or nothing could be told of it.
             ["salloc", "--nodes=2", "--no-kill", "--quiet", *command],
@@ -51,8 +55,19 @@ class Search:
             text=True,
         )
 
-    def run(self, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return finished(self.start(*options, **env))
+    def run(
+        self, *options: str, launcher: str = "slurm-torchrun", **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        return finished(self.start(*options, launcher=launcher, **env))
+
+    def end_node(self, node: str) -> None:
+        """As if it had lost its power: its daemon and all that runs there are gone."""
+        self.slurm.kill_node(node)
+        mine = f"SLURMD_NODENAME={node}".encode()
+        for pid in self.cli.processes():
+            with contextlib.suppress(OSError):
+                if mine in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    os.kill(pid, 9)
 
     def trials(self) -> list[dict[str, Any]]:
         return self.cli.trials(NAME)

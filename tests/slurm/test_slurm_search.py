@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,31 +22,34 @@ FAULTY = ("--model", "smalljobs:faulty", "--space", "inert.yaml", "--confirm-lau
 ONE = ("--nproc-per-node", "1")
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_whole_search_over_two_nodes(search: Search, ranks: int) -> None:
-    run = search.run(
-        *("--model", "smalljobs:tiny", "--space", "inert.yaml", "--trials", "2"),
+either = pytest.mark.parametrize("launcher", ["slurm", "slurm-torchrun"])
+
+
+@pytest.mark.parametrize(("launcher", "ranks"), [("slurm", 2), ("slurm-torchrun", 1)])
+def test_a_whole_search_over_two_nodes(search: Search, launcher: str, ranks: int) -> None:
+    command = (
+        *("--model", "smalljobs:tiny", "--space", "inert.yaml", "--trials", "3"),
         *("--nproc-per-node", str(ranks), "--confirm-launches", "0", "--search-anyway"),
     )
+    run = search.run(*command, launcher=launcher)
     assert run.returncode == 0, run.stderr
     assert f"nodes: n0 n1, {ranks} rank{'s' if ranks == 2 else ''} each" in run.stderr
     trials, found = search.trials(), search.measurements()
-    assert [trial["number"] for trial in trials] == [0, 1]
-    assert trials[0]["state"] == "complete" and trials[1]["state"] in ("complete", "pruned")
+    assert [trial["number"] for trial in trials] == [0, 1, 2]
+    assert trials[0]["state"] == "complete"
+    assert all(trial["state"] in ("complete", "pruned") for trial in trials)
     for measurement in found:
-        assert measurement["launcher"] == "slurm"
+        assert measurement["launcher"] == launcher
         for window in measurement["result"]["windows"]:
             assert len(window["rank_seconds"]) == 2 * ranks
+        assert sorted(measurement["result"]["rank_nodes"]) == [0] * ranks + [1] * ranks
     search.assert_nothing_left()
     definition = (search.study / "study.yaml").read_text()
     assert re.search(r"nodes: 2\n  nproc_per_node", definition)
     assert definition.count("digest:") == 3, "one of each node, and one of the study"
-    again = search.run(
-        *("--model", "smalljobs:tiny", "--space", "inert.yaml", "--trials", "2"),
-        *("--nproc-per-node", str(ranks), "--confirm-launches", "0", "--search-anyway"),
-    )
+    again = search.run(*command, launcher=launcher)
     assert again.returncode == 0, again.stderr
-    assert "is finished: 2 of 2 trials are there" in again.stderr
+    assert "is finished: 3 of 3 trials are there" in again.stderr
 
 
 FAULTS = {
@@ -53,9 +59,10 @@ FAULTS = {
 }
 
 
-def test_a_faulty_rank_of_another_node_is_a_record(search: Search) -> None:
+@either
+def test_a_faulty_rank_of_another_node_is_a_record(search: Search, launcher: str) -> None:
     faults = ",".join(f"{number}:{fault}" for number, fault in enumerate(FAULTS, start=1))
-    run = search.run(*FAULTY, *ONE, "--trials", "5", FAULTS=faults)
+    run = search.run(*FAULTY, *ONE, "--trials", "5", launcher=launcher, FAULTS=faults)
     assert run.returncode == 0, run.stderr
     trials, found = search.trials(), search.measurements()
     for number, (kind, words) in enumerate(FAULTS.values(), start=1):
@@ -76,22 +83,39 @@ def test_a_node_that_is_gone_ends_the_search_with_its_name(search: Search) -> No
     process = search.start(*FAULTY, *ONE, "--trials", "4")
     search.await_measuring(1, process)
     search.slurm.kill_node("n1")
+    _stops_with_its_name(search, process)
+
+
+@either
+def test_a_node_that_is_lost_in_mid_trial_does_so_too(search: Search, launcher: str) -> None:
+    process = search.start(*FAULTY, *ONE, "--trials", "3", launcher=launcher)
+    search.await_measuring(1, process)
+    search.end_node("n1")
+    _stops_with_its_name(search, process, launcher)
+
+
+def _stops_with_its_name(
+    search: Search, process: subprocess.Popen[str], launcher: str = "slurm-torchrun"
+) -> None:
+    """And the same command goes on when the node is back."""
     run = finished(process)
     assert run.returncode == 1, run.stderr
     assert "node n1 does not start job steps any more" in run.stderr
-    done = search.trials()
-    assert 2 <= len(done) < 4 and all(trial["state"] != "failed" for trial in done), run.stderr
+    done, total = search.trials(), "4" if launcher == "slurm-torchrun" else "3"
+    assert 1 <= len(done) < int(total)
+    assert all(trial["state"] != "failed" for trial in done), run.stderr
     search.slurm.recover()
     search.assert_nothing_left()
-    run = search.run(*FAULTY, *ONE, "--trials", "4")
+    run = search.run(*FAULTY, *ONE, "--trials", total, launcher=launcher)
     assert run.returncode == 0, run.stderr
     assert search.trials()[: len(done)] == done
-    assert len(search.trials()) == 4
+    assert len(search.trials()) == int(total)
     search.assert_nothing_left()
 
 
-def test_a_cancelled_step_is_launched_again(search: Search) -> None:
-    process = search.start(*FAULTY, *ONE, "--trials", "3")
+@either
+def test_a_cancelled_step_is_launched_again(search: Search, launcher: str) -> None:
+    process = search.start(*FAULTY, *ONE, "--trials", "3", launcher=launcher)
     search.await_measuring(1, process)
     steps = search.slurm.run("squeue", "-h", "-s", "-o", "%i %j").splitlines()
     (ours,) = [line.split()[0] for line in steps if "nccltune-" in line]
@@ -103,15 +127,20 @@ def test_a_cancelled_step_is_launched_again(search: Search) -> None:
     search.assert_nothing_left()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_nothing_outlives_a_tuner_that_ends(search: Search, number: signal.Signals) -> None:
-    process = search.start(*FAULTY, *ONE, "--trials", "3")
+@pytest.mark.parametrize(
+    ("launcher", "number"),
+    [("slurm", signal.SIGKILL), ("slurm-torchrun", signal.SIGKILL), ("slurm", signal.SIGINT)],
+)
+def test_nothing_outlives_a_tuner_that_ends(
+    search: Search, launcher: str, number: signal.Signals
+) -> None:
+    process = search.start(*FAULTY, *ONE, "--trials", "3", launcher=launcher)
     search.await_measuring(1, process)
     os.kill(search.tuner(), number)
     finished(process)
     search.cli.assert_nothing_left(10)
     assert len(search.trials()) == 1
-    run = search.run(*FAULTY, *ONE, "--trials", "3")
+    run = search.run(*FAULTY, *ONE, "--trials", "3", launcher=launcher)
     assert run.returncode == 0, run.stderr
     assert len(search.trials()) == 3
     search.assert_nothing_left()
@@ -154,6 +183,25 @@ def test_a_dry_run_shows_srun_and_torchrun(search: Search) -> None:
     assert not search.study.exists()
 
 
+def test_the_example_of_a_batch_job_searches(search: Search) -> None:
+    folder = search.cli.folder
+    program = folder / "bin" / "nccltune"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m nccltune "$@"\n')
+    program.chmod(0o755)
+    path = f"{program.parent}:{search.slurm.environment['PATH']}"
+    script = str(Path(__file__).parents[2] / "examples" / "search.sbatch")
+    done = subprocess.run(
+        ["sbatch", "--wait", "--output=job.log", script, *JOB[1:], *FAULTY, *ONE, "--trials", "1"],
+        cwd=folder,
+        env={**search.cli.env, **search.slurm.environment, "PATH": path},
+        timeout=300,
+    )
+    assert done.returncode == 0, (folder / "job.log").read_text()
+    assert len(search.trials()) == 1
+    search.assert_nothing_left()
+
+
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "outside": ({}, "this is no Slurm allocation; get one with `salloc --nodes=2 --exclusive`"),
     "elsewhere": (
@@ -166,7 +214,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", MISTAKES)
 def test_where_it_cannot_work_it_says_what_to_do(slurm: Cluster, cli: Cli, case: str) -> None:
     env, words = MISTAKES[case]
-    run = cli.run(*JOB, **slurm.environment, **env)
+    run = cli.run(*JOB, "--launcher", "slurm", **slurm.environment, **env)
     assert run.returncode == 2
     assert words in run.stderr
     assert not cli.study("nodes").exists()

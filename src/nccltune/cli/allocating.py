@@ -17,12 +17,14 @@ from nccltune.study.nodes import check_nodes, fingerprints
 from nccltune.study.options import SearchOptions
 from nccltune.study.survey import Survey
 
+SLURM = ("slurm", "slurm-torchrun")
+
 
 def allocation_of(
     options: SearchOptions, environ: Mapping[str, str], *, over_nodes: bool
 ) -> Allocation | None:
     """None where ranks are all on this machine. Raises UsageError for what cannot be had."""
-    if options.launcher != "slurm":
+    if options.launcher not in SLURM:
         nodes = is_on_nodes(environ)
         if over_nodes and nodes > 1:
             say(
@@ -32,8 +34,8 @@ def allocation_of(
         return None
     if not over_nodes:
         raise UsageError(
-            "--launcher slurm: only `search` works on several nodes yet; give another --launcher, "
-            "which works on this machine"
+            f"--launcher {options.launcher}: only `search` works on several nodes yet; give "
+            "another --launcher, which works on this machine"
         )
     if options.script:
         raise UsageError(

@@ -199,6 +199,8 @@ def _dry_run(start: Start, paths: StudyPaths, cache: Path, *, as_json: bool) -> 
     else:
         tell("\neach launch is a job step with a torchrun command on every node, with what a trial")
         tell("sets added; {port}, {is_host} and {address} are filled in there:")
+        if found.options.launcher == "slurm":
+            tell("(warm ranks are forked with the same variables, by hosts that one step starts)")
     for line in plan.lines():
         tell(f"  {printable(line)}")
     tell(f"\nstudy {paths.folder}: {len(done)} of {trials} trials done; {forecast}")

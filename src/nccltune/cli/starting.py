@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nccltune.cli.allocating import allocation_of, on_nodes, worker_folder
+from nccltune.cli.allocating import SLURM, allocation_of, on_nodes, worker_folder
 from nccltune.cli.cache import cache_folder
 from nccltune.cli.speaking import say
 from nccltune.errors import Interrupted, StudyError
@@ -19,6 +19,7 @@ from nccltune.launch.environment import without_unpinned
 from nccltune.launch.host import HostFailed, WarmHost
 from nccltune.launch.leftovers import end_leftovers
 from nccltune.launch.libraries import check_python
+from nccltune.launch.node_hosts import WarmSlurmLauncher
 from nccltune.launch.nodes import SlurmLauncher
 from nccltune.launch.plan import LaunchSettings
 from nccltune.launch.protocol import Launcher
@@ -120,7 +121,7 @@ def nothing_begun(when: str) -> Iterator[None]:
 
 def _may_be_warm(options: SearchOptions, environ: Mapping[str, str]) -> bool:
     """Not where the user says how torchrun is to start the script."""
-    if options.launcher in ("torchrun", "slurm"):
+    if options.launcher in ("torchrun", *SLURM):
         return False
     return not options.script or read_script(options.script, environ).options is None
 
@@ -131,6 +132,8 @@ def plain_launcher(launcher: AnyLauncher, stop: StopFlag) -> Launcher:
         return ScriptLauncher(launcher.settings, stop, launcher.script)
     if isinstance(launcher, (ScriptLauncher, SlurmLauncher)):
         return launcher
+    if isinstance(launcher, WarmSlurmLauncher):
+        return SlurmLauncher(launcher.settings, stop, launcher.allocation)
     return TorchrunLauncher(launcher.settings, stop)
 
 
@@ -145,6 +148,8 @@ def _launcher(
     host: WarmHost | None,
     allocation: Allocation | None,
 ) -> AnyLauncher:
+    if allocation is not None and found.options.launcher == "slurm":
+        return WarmSlurmLauncher(settings, stop, allocation=allocation)
     if allocation is not None:
         return SlurmLauncher(settings, stop, allocation)
     script = found.task.script
@@ -200,6 +205,7 @@ def launch_settings(found: Survey, worker_path: Path, environ: Mapping[str, str]
         site=found.site,
         gpus=found.gpus,
         watch_memory=not found.options.allow_busy,
+        nodes=found.task.nodes,
     )
 
 

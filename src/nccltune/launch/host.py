@@ -23,6 +23,7 @@ from nccltune.launch.stopping import StopFlag
 from nccltune.launch.supervised import LARGEST_OUTPUT, Supervised, is_flooded
 from nccltune.nccl.site import SiteVariable
 
+HOST_MODULE = "nccltune.worker.host"
 _POLL_SECONDS = 0.02
 _START_SECONDS = 300.0  # importing torch from a cold network disk takes minutes
 _END_SECONDS = 15.0
@@ -63,7 +64,7 @@ class WarmHost:
             TAG: self._tag,
         }
         self._process = Supervised(
-            [python, "-m", "nccltune.worker.host"],
+            [python, "-m", HOST_MODULE],
             launch_environment(base, site, added),
             self._log,
             remove=self._folder,

@@ -51,11 +51,24 @@ def torchrun_on_nodes(
     )
 
 
+def clean_up(
+    allocation: Allocation, settings: LaunchSettings, stop: StopFlag, unclean: list[str]
+) -> None:
+    """After launches that did not end on every node: end there what has their tags.
+
+    Raises: StudyError naming a node that does not answer, or what cannot be ended; Interrupted.
+    """
+    if unclean:
+        python, worker_path = settings.python, settings.worker_path
+        look_at_nodes(allocation, python, worker_path, settings.base, stop, tags=unclean)
+        unclean.clear()
+
+
 @dataclass
 class SlurmLauncher:
     """Starts ranks on all nodes of an allocation."""
 
-    name = "slurm"
+    name = "slurm-torchrun"
 
     settings: LaunchSettings
     stop: StopFlag
@@ -106,7 +119,7 @@ class SlurmLauncher:
         placed: Mapping[str, str] | None = None,
     ) -> RankGroup:
         """Raises StudyError, naming it, when a node has gone for good; Interrupted."""
-        self.clean_up()
+        clean_up(self.allocation, self.settings, self.stop, self.unclean)
         settings = self.settings
         folder = GroupFolder(log_dir, self.allocation.nodes[self.allocation.here].address)
         tag = new_tag()
@@ -123,21 +136,6 @@ class SlurmLauncher:
             stop=self.stop,
             warn=self.warnings.append,
         )
-
-    def clean_up(self) -> None:
-        """After a launch that did not end on every node: end there what it has left."""
-        if not self.unclean:
-            return
-        settings = self.settings
-        look_at_nodes(
-            self.allocation,
-            settings.python,
-            settings.worker_path,
-            settings.base,
-            self.stop,
-            tags=self.unclean,
-        )
-        self.unclean.clear()
 
     def close(self) -> None: ...
 

@@ -23,6 +23,7 @@ from nccltune.worker.owners import TAG
 _SECONDS = 10.0
 _REFUSED_SECONDS = 2.0
 _VERSIONS = ("torch", "torchvision", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
+_WITHIN_HOST = ("lo", "docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "cilium", "kube")
 _GPUS = "/proc/driver/nvidia/gpus/*/information"
 _JOB = "SLURM_JOB_ID"
 
@@ -44,6 +45,7 @@ def facts() -> dict[str, Any]:
         "gpus": sorted(_field(text, "Model") for text in _read_all(_GPUS)),
         "driver": _driver(),
         "nics": sorted(_nics()),
+        "interfaces": sorted(_interfaces()),
         "python": platform.python_version(),
         **{name: version for name in _VERSIONS if (version := _version(name)) is not None},
     }
@@ -86,6 +88,14 @@ def _nics() -> Iterator[str]:
     for rate in glob.glob("/sys/class/infiniband/*/ports/*/rate"):
         layer = _read(str(Path(rate).parent / "link_layer")).strip()
         yield f"{layer or 'RDMA'} {_read(rate).strip()}"
+
+
+def _interfaces() -> Iterator[str]:
+    """Names of those that may reach other hosts."""
+    for folder in glob.glob("/sys/class/net/*"):
+        name = os.path.basename(folder)
+        if not name.startswith(_WITHIN_HOST) and _read(f"{folder}/operstate").strip() != "down":
+            yield name
 
 
 def _version(package: str) -> str | None:

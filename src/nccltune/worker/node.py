@@ -11,21 +11,27 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from nccltune.worker.channel import Channel
+from nccltune.worker.owners import mark_as_ours
 from nccltune.worker.status import NODE
 from nccltune.worker.supervisor import adopt_orphans, descendants, end_descendants
 
 ADDRESS, TOKEN = "NCCLTUNE_STEP_ADDRESS", "NCCLTUNE_STEP_TOKEN"
 CANCELLED = -int(signal.SIGTERM)
 
+FOLDER = "NCCLTUNE_HOST_FOLDER"
+_LONGEST = 50
 _POLL_SECONDS = 0.02
 _END_SECONDS = 10.0
 
@@ -35,6 +41,7 @@ def main() -> int:
     adopt_orphans()
     number = os.environ.get("SLURM_NODEID", "0")
     os.environ[NODE] = number
+    os.environ[FOLDER] = folder = _own_folder()
     channel = greet(number)
     news = _listening(channel)
     for each in (signal.SIGINT, signal.SIGHUP):
@@ -57,9 +64,20 @@ def main() -> int:
             with contextlib.suppress(OSError):
                 channel.send("gone", pids=sorted(gone))
     left = end_descendants(seconds=_END_SECONDS)
+    shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):  # the tuner may be gone
         channel.send("ended", code=code, left=left)
     return 0
+
+
+def _own_folder() -> str:
+    """A temporary folder that says whose it is, and is gone at the end. Sockets are made in it,
+    whose paths have 107 characters at most.
+    """
+    place = "/tmp" if len(tempfile.gettempdir()) > _LONGEST else None
+    folder = tempfile.mkdtemp(prefix="nccltune-", dir=place)
+    mark_as_ours(Path(folder))
+    return folder
 
 
 def greet(number: str) -> Channel:
@@ -70,7 +88,7 @@ def greet(number: str) -> Channel:
         token=os.environ[TOKEN],
         node=int(number),
         step=os.environ.get("SLURM_STEP_ID", ""),
-        port=_free_port(),
+        port=free_port(),
     )
     return channel
 
@@ -131,7 +149,7 @@ def _signal(pids: Sequence[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """One that was free a moment ago, for the ranks to meet at."""
     with socket.socket() as found:
         found.bind(("", 0))
