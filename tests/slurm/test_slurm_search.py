@@ -163,7 +163,7 @@ def test_a_slow_node_is_named(search: Search) -> None:
     assert run.returncode == 0, run.stderr
     (measurement,) = search.measurements()
     slowest = measurement["result"]["slowest"]
-    assert slowest["node"] == 1 and slowest["behind"] > 1
+    assert slowest["node"] == 1 and slowest["behind"] > 0.2
     assert measurement["result"]["rank_nodes"][slowest["rank"]] == 1
     assert f"slowest: rank {slowest['rank']} on node n1" in run.stderr
     search.assert_nothing_left()

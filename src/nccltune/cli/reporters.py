@@ -154,11 +154,11 @@ class BarReporter(PlainReporter):
 
 
 def _slowest(measurement: Measurement, nodes: Sequence[str]) -> str:
-    """The rank that the others wait for, where it needs much more time than they do."""
+    """The rank that the others wait for, where that costs much of a step."""
     found = (measurement.result or {}).get("slowest")
     if found is None or not nodes or found["behind"] < _MUCH:
         return ""
-    more = f"{found['behind']:.0%} more before each backward pass"
+    more = f"others wait {found['behind']:.0%} of each step for it"
     return f"  slowest: rank {found['rank']} on node {nodes[found['node']]} ({more})"
 
 

@@ -75,7 +75,11 @@ class NodeHosts:
     @property
     def alive(self) -> bool:
         self.step.advance()
-        return self.step.intact and not any(host.lost for host in self._hosts.values())
+        return (
+            self._words is None
+            and self.step.intact
+            and not any(host.lost for host in self._hosts.values())
+        )
 
     @property
     def ready(self) -> bool:
@@ -84,6 +88,8 @@ class NodeHosts:
 
     def advance(self) -> None:
         """Notice when a host has come up, and what it says."""
+        if self._words is not None:  # after the end
+            return
         self.step.advance()
         while not self.ready and (came := self._listener.accept(0.0, "a warm host")) is not None:
             peer, hello = came

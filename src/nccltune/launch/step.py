@@ -78,6 +78,8 @@ class Step:
 
     def advance(self) -> None:
         """Hear what there is; start the command once every node is there."""
+        if self._over:
+            return
         while (found := self._listener.accept(0.0, "a node")) is not None:
             peer, hello = found
             self._agents[int(hello["node"])] = Agent(peer, int(hello["port"]))

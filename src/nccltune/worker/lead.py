@@ -49,9 +49,9 @@ class Lead:
         return statistics.median(found) if found else 0.0
 
 
-def slowest_rank(ranks: Ranks, lead: Lead) -> dict[str, Any]:
-    """The rank that the others wait for, with its node: `behind` is how much more of a step it
-    needs than the median rank.
+def slowest_rank(ranks: Ranks, lead: Lead, step_seconds: float) -> dict[str, Any]:
+    """The rank that the others wait for, with its node: `behind` is how much longer than the median
+    rank it needs before its backward pass, as a share of a step.
     """
     seconds = [row[0] for row in ranks.gather([lead.median()])]
     rank = max(range(len(seconds)), key=seconds.__getitem__)
@@ -62,6 +62,6 @@ def slowest_rank(ranks: Ranks, lead: Lead) -> dict[str, Any]:
         "slowest": {
             "rank": rank,
             "node": ranks.nodes[rank],
-            "behind": round(seconds[rank] / usual - 1, 4) if usual > 0 else 0.0,
+            "behind": round((seconds[rank] - usual) / step_seconds, 4),
         },
     }

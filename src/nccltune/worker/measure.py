@@ -50,7 +50,7 @@ def measure(
     status.at("verify")
     check_parameters(job.model, ranks)
     result = _result(ranks, job, timer, clock, checked, steady, cut)
-    slowest = {} if job.lead is None else slowest_rank(ranks, job.lead)
+    slowest = {} if job.lead is None else slowest_rank(ranks, job.lead, result["step_seconds"])
     # Not after an error: the group is broken then, and closing a broken communicator can hang.
     device = job.device
     tear_down(job, communicator)
