@@ -11,7 +11,7 @@ from nccltune.launch.nodes import exit_codes
 from nccltune.launch.slurm import Allocation, Node, find_allocation, srun_argv, step_environment
 from nccltune.worker.node import filled
 
-NODES = tuple(Node(f"gpu{n}", f"10.0.0.{n}", f"gpu{n}.cluster", "MIXED") for n in (3, 4))
+NODES = tuple(Node(f"gpu{n}", f"10.0.0.{n}", f"gpu{n}.cluster") for n in (3, 4))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from nccltune.cli.speaking import say
 from nccltune.errors import StudyError, UsageError
 from nccltune.launch.leftovers import temporary_folder
 from nccltune.launch.looking import look_at_nodes
-from nccltune.launch.slurm import Allocation, find_allocation, is_on_nodes
+from nccltune.launch.slurm import Allocation, count_nodes, find_allocation
 from nccltune.launch.stopping import StopFlag
 from nccltune.study.nodes import check_nodes, fingerprints
 from nccltune.study.options import SearchOptions
@@ -25,7 +25,7 @@ def allocation_of(
 ) -> Allocation | None:
     """None where ranks are all on this machine. Raises UsageError for what cannot be had."""
     if options.launcher not in SLURM:
-        nodes = is_on_nodes(environ)
+        nodes = count_nodes(environ)
         if over_nodes and nodes > 1:
             say(
                 f"this allocation has {nodes} nodes and this one alone is used; "

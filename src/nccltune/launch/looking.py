@@ -21,7 +21,7 @@ from nccltune.launch.supervised import Supervised
 from nccltune.worker import look
 from nccltune.worker.node import ADDRESS, TOKEN
 
-_SECONDS = 60.0  # a Python's start from a cold network disk; ranks of a broken node take 10 to end
+_SECONDS = 120.0  # a Python's start from a cold network disk; ranks of a broken node take 10 to end
 _POLL_SECONDS = 0.02
 _looks = itertools.count()
 

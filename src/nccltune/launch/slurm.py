@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import subprocess
@@ -29,7 +28,6 @@ class Node:
     name: str
     address: str
     host: str
-    state: str
 
 
 @dataclass(frozen=True)
@@ -86,8 +84,8 @@ def _look_up(listed: str, environ: Mapping[str, str]) -> list[Node]:
         fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
         if name := fields.get("NodeName"):
             address, host = fields.get("NodeAddr", name), fields.get("NodeHostName", name)
-            known[name] = Node(name, address, host, fields.get("State", ""))
-    return [known.get(name) or Node(name, name, name, "") for name in names]
+            known[name] = Node(name, address, host)
+    return [known.get(name) or Node(name, name, name) for name in names]
 
 
 def _place_of(name: str | None, nodes: Sequence[Node]) -> int | None:
@@ -162,6 +160,6 @@ def cancel_steps(allocation: Allocation, name: str, environ: Mapping[str, str]) 
             ask_slurm(("scancel", "--signal=KILL", found), environ)
 
 
-def is_on_nodes(environ: Mapping[str, str]) -> int:
+def count_nodes(environ: Mapping[str, str]) -> int:
     """How many nodes the surrounding allocation has; 0 outside of any."""
-    return _count(os.fspath(environ.get("SLURM_JOB_NUM_NODES", ""))) or 0
+    return _count(environ.get("SLURM_JOB_NUM_NODES")) or 0

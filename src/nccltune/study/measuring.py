@@ -160,9 +160,14 @@ class Measurer:
             for later, (subject, given) in enumerate(zip(subjects, givens, strict=True))
         ]
         before = self.health() if self.health else None
-        ended = take_turns(sides, self.gpus, progress)
+        found: tuple[str, ...] = ()
+
+        def look() -> None:  # before they end: what they used may be gone with them
+            nonlocal found
+            found = self._taints(before)
+
+        ended = take_turns(sides, self.gpus, progress, look)
         outcomes = [self._checked(*each) for each in zip(ended, givens, strict=True)]
-        found = self._taints(before)
         for outcome in outcomes:
             if outcome.failure is not None:
                 raise NoTurns(outcome.failure.message)
