@@ -143,7 +143,7 @@ def refuse_changes(paths: StudyPaths, wanted: Definition) -> dict[str, Any]:
     found = list(differences(stored, wanted))
     if not found:
         return stored
-    machine = any(line.startswith("machine.") for line in found)
+    machine = any(line.startswith("machine.") for line in found) and wanted.task.nodes == 1
     hint = (
         f"the machine is not the one that was measured: `nccltune retune {paths.name}` searches a "
         "new generation beside the old one; --new starts a study anew"
