@@ -94,6 +94,16 @@ class Search:
                 return pid
         raise AssertionError("the search does not run")
 
+    def agent(self, node: str) -> int:
+        """The process id of what looks after the launch on that node."""
+        for pid in self.cli.processes():
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if words[1:3] == [b"-m", b"nccltune.worker.node"]:
+                if f"SLURMD_NODENAME={node}".encode() in environment:
+                    return pid
+        raise AssertionError(f"no agent on {node}")
+
     def assert_nothing_left(self) -> None:
         """Neither processes on a node nor steps in the queue."""
         self.cli.assert_nothing_left()

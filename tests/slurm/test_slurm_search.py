@@ -114,6 +114,21 @@ def _stops_with_its_name(
 
 
 @either
+def test_an_agent_that_is_killed_leaves_nothing_and_costs_no_trial(
+    search: Search, launcher: str
+) -> None:
+    """A node is not gone for it: the launch is repeated, once the nodes are clean."""
+    process = search.start(*FAULTY, *ONE, "--trials", "3", launcher=launcher)
+    search.await_measuring(1, process)
+    os.kill(search.agent("n1"), signal.SIGKILL)
+    run = finished(process)
+    assert run.returncode == 0, run.stderr
+    assert [trial["failure"] for trial in search.trials()] == [None, None, None]
+    assert "failed before" in search.measurements()[1]["seconds"]
+    search.assert_nothing_left()
+
+
+@either
 def test_a_cancelled_step_is_launched_again(search: Search, launcher: str) -> None:
     process = search.start(*FAULTY, *ONE, "--trials", "3", launcher=launcher)
     search.await_measuring(1, process)
