@@ -129,7 +129,12 @@ def test_the_shell_script_says_how_it_is_used() -> None:
 
 @pytest.mark.parametrize(
     ("shell", "name"),
-    [("sh", "use_best.sh"), ("bash", "job.sbatch"), ("bash", "retune.sbatch")],
+    [
+        ("sh", "use_best.sh"),
+        ("bash", "job.sbatch"),
+        ("bash", "retune.sbatch"),
+        ("bash", "search.sbatch"),
+    ],
 )
 def test_shell_files_parse(shell: str, name: str) -> None:
     run(shell, "-n", EXAMPLES / name)

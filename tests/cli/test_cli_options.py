@@ -98,7 +98,7 @@ def test_choices_and_defaults() -> None:
         "pruner": ["own", "none", "median", "wilcoxon", "hyperband"],
         "sampler": ["guided", "tpe", "random", "gp", "cmaes", "walk"],
         "backend": ["auto", "nccl", "gloo"],
-        "launcher": ["auto", "warm", "torchrun"],
+        "launcher": ["auto", "warm", "torchrun", "slurm", "slurm-torchrun"],
         "precision": ["fp32", "tf32", "bf16", "fp16"],
         "workdir": ["here", "scratch"],
     }

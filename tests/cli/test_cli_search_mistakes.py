@@ -99,8 +99,8 @@ REFUSED = {
     "another device": (["--device", "tpu"], "'tpu' is not one of 'auto', 'cuda', 'cpu'"),
     "another backend": (["--backend", "mpi"], "'mpi' is not one of 'auto', 'nccl', 'gloo'"),
     "another launcher": (
-        ["--launcher", "slurm"],
-        "'slurm' is not one of 'auto', 'warm'",
+        ["--launcher", "mpirun"],
+        "'mpirun' is not one of 'auto', 'warm'",
     ),
     "no host": (["--emulate-hosts", "0"], "'--emulate-hosts': 0 is not in the range x>=1"),
     "no measuring time": (["--measure-seconds", "nan"], "must be a number, got nan"),

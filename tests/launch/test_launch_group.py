@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from nccltune.launch.group import GroupFolder, RankGroup
+from nccltune.launch.processes import LocalRanks
 from nccltune.launch.protocol import Limits
 from nccltune.launch.stopping import StopFlag
 
 
 @dataclass
-class Stub:
+class Stub(LocalRanks):
     """A launch that is what the test says; how its ranks ended is only known once it has ended."""
 
     codes: dict[int, int] = field(default_factory=dict)

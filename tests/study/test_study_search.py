@@ -167,11 +167,18 @@ def test_nor_where_a_relative_folder_lies(tmp_path: Path, monkeypatch: pytest.Mo
     ],
 )
 def test_only_the_hosts_own_name_is_replaced(text: str, public: str) -> None:
-    assert _without(text, {"/w/s": ".", "/tmp/x-1": "worker"}, "box") == public
+    assert _without(text, {"/w/s": ".", "/tmp/x-1": "worker"}, {"box": "HOST"}) == public
 
 
 def test_a_host_name_with_signs_is_one_name() -> None:
-    assert _without("at gpu-7.lab, gpu-7xlab", {}, "gpu-7.lab") == "at HOST, gpu-7xlab"
+    hosts = {"gpu-7.lab": "HOST"}
+    assert _without("at gpu-7.lab, gpu-7xlab", {}, hosts) == "at HOST, gpu-7xlab"
+
+
+def test_nodes_are_numbered_in_records() -> None:
+    told = "rank 1 on node n1 has NCCL_ALGO set, and n0 has not; n12 is fine"
+    public = "rank 1 on node 1 has NCCL_ALGO set, and node 0 has not; n12 is fine"
+    assert _without(told, {}, {"n0": "node 0", "n1": "node 1"}) == public
 
 
 def test_what_the_ranks_are_asked(paths: StudyPaths) -> None:

@@ -22,6 +22,8 @@ from nccltune.study.budget import Budget
 from nccltune.study.records import Measurement, Trial, best_of
 from nccltune.study.store import Store
 
+_MUCH = 0.1
+
 _PHASES = {
     "host": "starting a warm host",
     "start": "starting ranks",
@@ -37,11 +39,12 @@ _PHASES = {
 
 @contextlib.contextmanager
 def open_reporter(
-    store: Store, space: ResolvedSpace, budget: Budget, limit: int
+    store: Store, space: ResolvedSpace, budget: Budget, limit: int, nodes: Sequence[str] = ()
 ) -> Iterator[PlainReporter | BarReporter]:
+    """`nodes`: names of those that ranks are on."""
     console = harmless(Console(stderr=True, highlight=False, soft_wrap=True))
     if not console.is_terminal:
-        yield PlainReporter(store, space, budget, limit)
+        yield PlainReporter(store, space, budget, limit, nodes)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -50,14 +53,22 @@ def open_reporter(
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        yield BarReporter(store, space, budget, limit, progress)
+        yield BarReporter(store, space, budget, limit, progress, nodes)
 
 
 class PlainReporter:
     """One line for each trial that ends."""
 
-    def __init__(self, store: Store, space: ResolvedSpace, budget: Budget, limit: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        space: ResolvedSpace,
+        budget: Budget,
+        limit: int,
+        nodes: Sequence[str] = (),
+    ) -> None:
         self._store, self._space, self._budget, self._limit = store, space, budget, limit
+        self._nodes = nodes
 
     def trial_begins(self, number: int) -> None:
         if number == 0:
@@ -80,7 +91,8 @@ class PlainReporter:
         self.note(launch_line(launch, measurement))
 
     def trial_ends(self, trial: Trial, failure: Failure | None, log: Path | None) -> None:
-        self.note(trial_line(self._store, self._space, self._budget, trial, failure))
+        line = trial_line(self._store, self._space, self._budget, trial, failure)
+        self.note(f"{line}{_slowest(self._store.measurement(trial), self._nodes)}")
 
     def note(self, text: str) -> None:
         say(text)
@@ -90,9 +102,15 @@ class BarReporter(PlainReporter):
     """The same lines above a bar that shows the best so far, failures and the time left."""
 
     def __init__(
-        self, store: Store, space: ResolvedSpace, budget: Budget, limit: int, progress: Progress
+        self,
+        store: Store,
+        space: ResolvedSpace,
+        budget: Budget,
+        limit: int,
+        progress: Progress,
+        nodes: Sequence[str] = (),
     ) -> None:
-        super().__init__(store, space, budget, limit)
+        super().__init__(store, space, budget, limit, nodes)
         self._bar = progress
         self._task = progress.add_task(
             "starting", total=budget.trials, completed=len(store.trials), detail=""
@@ -133,6 +151,15 @@ class BarReporter(PlainReporter):
             description=f"trial {len(trials)}: {self._phase}" if self._phase else "next trial",
             detail="  ".join(parts),
         )
+
+
+def _slowest(measurement: Measurement, nodes: Sequence[str]) -> str:
+    """The rank that the others wait for, where that costs much of a step."""
+    found = (measurement.result or {}).get("slowest")
+    if found is None or not nodes or found["behind"] < _MUCH:
+        return ""
+    more = f"others wait {found['behind']:.0%} of each step for it"
+    return f"  slowest: rank {found['rank']} on node {nodes[found['node']]} ({more})"
 
 
 def launch_line(launch: Launch, measurement: Measurement) -> str:

@@ -121,11 +121,12 @@ def _refuse_mixture(context: click.Context) -> None:
 )
 @click.option(
     "--launcher",
-    type=click.Choice(["auto", "warm", "torchrun"]),
+    type=click.Choice(["auto", "warm", "torchrun", "slurm", "slurm-torchrun"]),
     default="auto",
     show_default=True,
     help="How ranks are started: warm, from a process that has torch imported, or by a plain "
-    "torchrun command each time. auto: warm where it works.",
+    "torchrun command each time. auto: warm where it works. slurm: on all nodes of the allocation "
+    "that the command runs in, warm; slurm-torchrun: there, by srun and torchrun each time.",
 )
 @click.option(
     "--python",

@@ -11,6 +11,7 @@ from nccltune.cli import documents, tables
 from nccltune.cli.cache import cache_folder
 from nccltune.cli.speaking import say, tell
 from nccltune.cli.starting import (
+    Start,
     end_old,
     launch_settings,
     plain_launcher,
@@ -20,8 +21,10 @@ from nccltune.cli.starting import (
 )
 from nccltune.errors import UsageError
 from nccltune.launch.emulation import emulating
+from nccltune.launch.nodes import SlurmLauncher
 from nccltune.launch.plan import LaunchPlan, LaunchSettings
 from nccltune.launch.script import ScriptLauncher
+from nccltune.launch.slurm import Allocation
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.torchrun import TorchrunLauncher
 from nccltune.nccl.findings import printable
@@ -72,11 +75,13 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
             from nccltune.study.shared_storage import open_storage
 
             shared = open_storage(options.storage)
-        end_old()
-    with started(options, cache, dry_run=dry_run, meanwhile=_import_the_rest) as start:
+        end_old(options.studies_dir)
+    with started(
+        options, cache, dry_run=dry_run, meanwhile=_import_the_rest, over_nodes=True
+    ) as start:
         found, task = start.found, start.found.task
         name = options.study or default_name(
-            task.workload.model, task.workload.backend, task.nproc_per_node
+            task.workload.model, task.workload.backend, task.nproc_per_node, task.nodes
         )
         paths = StudyPaths.of(options.studies_dir, name)
         tell_setting(found)
@@ -85,7 +90,7 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
         refuse_no_place(found, first)
         refuse_empty(first)
         if dry_run:
-            return _dry_run(found, paths, cache, start.worker_path, as_json=as_json)
+            return _dry_run(start, paths, cache, as_json=as_json)
         if options.new:
             _set_aside(paths)
         from nccltune.cli.studying import carry_out
@@ -118,9 +123,15 @@ def _import_the_rest() -> None:
     import nccltune.cli.studying  # noqa: F401
 
 
-def _plan(found: Survey, settings: LaunchSettings, paths: StudyPaths) -> LaunchPlan:
+def _plan(
+    found: Survey, settings: LaunchSettings, paths: StudyPaths, allocation: Allocation | None
+) -> LaunchPlan:
     """A launch of the baseline."""
     script, logs = found.task.script, paths.launch_logs(0).absolute()
+    if allocation is not None:
+        over = SlurmLauncher(settings, StopFlag(), allocation)
+        address = f"{allocation.nodes[allocation.here].address}:PORT"
+        return over.whole_plan(over.plan(fixed_env(found), logs, address, "TOKEN", tag="TAG"))
     if script is None:
         launcher = TorchrunLauncher(settings, StopFlag())
         return launcher.plan(fixed_env(found), logs, "127.0.0.1:PORT", "TOKEN", tag="TAG")
@@ -143,10 +154,9 @@ def _set_aside(paths: StudyPaths) -> None:
     say(f"the old study is kept as {moved}")
 
 
-def _dry_run(
-    found: Survey, paths: StudyPaths, cache: Path, worker_path: Path, *, as_json: bool
-) -> int:
+def _dry_run(start: Start, paths: StudyPaths, cache: Path, *, as_json: bool) -> int:
     """Says what would be done; starts no ranks and writes nothing."""
+    found, worker_path = start.found, start.worker_path
     gloo = found.task.workload.backend != "nccl"
     stored = read_definition(paths) if paths.definition.exists() else None
     if stored and has_results(paths) and not found.options.new:
@@ -163,7 +173,7 @@ def _dry_run(
     refuse_empty(space)
     environ = emulating(os.environ, found.options.emulate_hosts)
     settings = launch_settings(found, worker_path if found.task.script else paths.worker, environ)
-    plan = _plan(found, settings, paths)
+    plan = _plan(found, settings, paths, start.allocation)
     done = list(store.trials) if store else []
     trials = found.options.trials or 40
     forecast = tables.forecast(done, trials, found.options.time_budget)
@@ -183,8 +193,14 @@ def _dry_run(
     if not space.probed:
         tell("\nnot probed: no launch on an equal machine has asked NCCL yet, so what depends on")
         tell("transport or network is not settled")
-    tell("\neach launch as a torchrun command, with what a trial sets added (ranks that start warm")
-    tell("are forked with the same variables):")
+    if start.allocation is None:
+        tell("\neach launch as a torchrun command, with what a trial sets added (ranks that start")
+        tell("warm are forked with the same variables):")
+    else:
+        tell("\neach launch is a job step with a torchrun command on every node, with what a trial")
+        tell("sets added; {port}, {is_host} and {address} are filled in there:")
+        if found.options.launcher == "slurm":
+            tell("(warm ranks are forked with the same variables, by hosts that one step starts)")
     for line in plan.lines():
         tell(f"  {printable(line)}")
     tell(f"\nstudy {paths.folder}: {len(done)} of {trials} trials done; {forecast}")

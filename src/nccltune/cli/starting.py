@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from nccltune.cli.allocating import SLURM, allocation_of, on_nodes, worker_folder
 from nccltune.cli.cache import cache_folder
 from nccltune.cli.speaking import say
 from nccltune.errors import Interrupted, StudyError
@@ -16,11 +17,14 @@ from nccltune.launch.ask import JobPython
 from nccltune.launch.emulation import emulating
 from nccltune.launch.environment import without_unpinned
 from nccltune.launch.host import HostFailed, WarmHost
-from nccltune.launch.leftovers import end_leftovers, temporary_folder
+from nccltune.launch.leftovers import end_leftovers
 from nccltune.launch.libraries import check_python
+from nccltune.launch.node_hosts import WarmSlurmLauncher
+from nccltune.launch.nodes import SlurmLauncher
 from nccltune.launch.plan import LaunchSettings
 from nccltune.launch.protocol import Launcher
 from nccltune.launch.script import ScriptLauncher, ScriptRun, read_script
+from nccltune.launch.slurm import Allocation
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.torchrun import TorchrunLauncher
 from nccltune.launch.warm import WarmLauncher, early_variables
@@ -28,13 +32,14 @@ from nccltune.launch.worker_files import place_worker
 from nccltune.machine.gpus import visible_gpus
 from nccltune.nccl.findings import printable
 from nccltune.nccl.site import site_variables
+from nccltune.study.nodes import node_notes
 from nccltune.study.options import SearchOptions
 from nccltune.study.script_survey import check_script, survey_script
 from nccltune.study.script_task import ScriptTask
 from nccltune.study.survey import Survey, data_source, find_python, survey
 from nccltune.worker.images import image_folder
 
-AnyLauncher = TorchrunLauncher | WarmLauncher | ScriptLauncher
+AnyLauncher = TorchrunLauncher | WarmLauncher | ScriptLauncher | SlurmLauncher
 
 
 @dataclass(frozen=True)
@@ -45,11 +50,13 @@ class Start:
     launcher: AnyLauncher
     worker_path: Path
     stop: StopFlag
+    allocation: Allocation | None = None
+    """The nodes that ranks are on, where they are several machines."""
 
 
-def end_old() -> None:
-    """End what killed runs have left, and say so."""
-    if leftovers := end_leftovers(cache_folder()):
+def end_old(*places: Path) -> None:
+    """End what killed runs have left, here and in these folders, and say so."""
+    if leftovers := end_leftovers(cache_folder(), *places):
         say(f"ended {leftovers} processes that an earlier, killed run had left")
 
 
@@ -61,22 +68,25 @@ def started(
     dry_run: bool = False,
     meanwhile: Callable[[], object] = lambda: None,
     stop: StopFlag | None = None,
+    over_nodes: bool = False,
 ) -> Iterator[Start]:
     """The job and the machine looked at; signals are noted from here on. At the end nothing that
     was started is left. `meanwhile` is called while the host comes up. A dry run starts no host and
-    makes no files.
+    makes no files. `over_nodes`: what the verb does can be done on several.
 
     Raises: NccltuneError for whatever cannot work.
     """
     own = without_unpinned(os.environ, options.unpin)
     stop, environ = stop or StopFlag(), emulating(own, options.emulate_hosts)
+    allocation = allocation_of(options, environ, over_nodes=over_nodes)
     python = find_python(options.python)
     if options.script:
         check_script(options, environ)
     else:
         data_source(options.data)
-    with stop.installed(), temporary_folder() as folder, contextlib.ExitStack() as stack:
-        worker_path = place_worker(folder)
+    with stop.installed(), contextlib.ExitStack() as stack:
+        shared = options.studies_dir if allocation is not None and not dry_run else None
+        worker_path = place_worker(stack.enter_context(worker_folder(shared)))
         with nothing_begun("at the start"):
             if options.python is not None:
                 check_python(python, environ, stop)
@@ -92,10 +102,12 @@ def started(
                 say(f"making the image files once, in {images} (half a minute on two cores)")
             job = JobPython(python, worker_path, environ, host)
             found, host = _surveyed(options, job, images, stop, make=not dry_run)
+            if allocation is not None:
+                found = on_nodes(found, allocation, worker_path, environ, stop, look=not dry_run)
         settings = launch_settings(found, worker_path, environ)
-        launcher = _launcher(found, settings, stop, host)
+        launcher = _launcher(found, settings, stop, host, allocation)
         stack.callback(launcher.close)
-        yield Start(found, launcher, worker_path, stop)
+        yield Start(found, launcher, worker_path, stop, allocation)
 
 
 @contextlib.contextmanager
@@ -109,7 +121,7 @@ def nothing_begun(when: str) -> Iterator[None]:
 
 def _may_be_warm(options: SearchOptions, environ: Mapping[str, str]) -> bool:
     """Not where the user says how torchrun is to start the script."""
-    if options.launcher == "torchrun":
+    if options.launcher in ("torchrun", *SLURM):
         return False
     return not options.script or read_script(options.script, environ).options is None
 
@@ -118,8 +130,10 @@ def plain_launcher(launcher: AnyLauncher, stop: StopFlag) -> Launcher:
     """One that starts ranks by plain torchrun commands."""
     if isinstance(launcher, WarmLauncher) and launcher.script is not None:
         return ScriptLauncher(launcher.settings, stop, launcher.script)
-    if isinstance(launcher, ScriptLauncher):
+    if isinstance(launcher, (ScriptLauncher, SlurmLauncher)):
         return launcher
+    if isinstance(launcher, WarmSlurmLauncher):
+        return SlurmLauncher(launcher.settings, stop, launcher.allocation)
     return TorchrunLauncher(launcher.settings, stop)
 
 
@@ -132,7 +146,12 @@ def _launcher(
     settings: LaunchSettings,
     stop: StopFlag,
     host: WarmHost | None,
+    allocation: Allocation | None,
 ) -> AnyLauncher:
+    if allocation is not None and found.options.launcher == "slurm":
+        return WarmSlurmLauncher(settings, stop, allocation=allocation)
+    if allocation is not None:
+        return SlurmLauncher(settings, stop, allocation)
     script = found.task.script
     if script is not None:
         run = script_run(script)
@@ -186,6 +205,7 @@ def launch_settings(found: Survey, worker_path: Path, environ: Mapping[str, str]
         site=found.site,
         gpus=found.gpus,
         watch_memory=not found.options.allow_busy,
+        nodes=found.task.nodes,
     )
 
 
@@ -196,7 +216,7 @@ def tell_setting(found: Survey) -> None:
         say(note)
     if workload.backend == "gloo":
         say(
-            f"backend gloo on {task.nproc_per_node} {workload.device.upper()} ranks: NCCL "
+            f"backend gloo on {task.ranks} {workload.device.upper()} ranks: NCCL "
             "variables cannot act here, DDP and loader settings can"
         )
     if task.script is not None:
@@ -209,6 +229,15 @@ def tell_setting(found: Survey) -> None:
         f"{task.num_workers} loader workers a rank"
     )
     _tell_machine(found)
+
+
+def _tell_nodes(found: Survey) -> None:
+    if found.nodes:
+        task = found.task
+        each = f"{task.nproc_per_node} rank{'' if task.nproc_per_node == 1 else 's'} each"
+        say(f"nodes: {' '.join(found.node_names)}, {each}")
+        for note in node_notes(found.nodes, found.node_names):
+            say(f"note: {note}")
 
 
 def _tell_script(script: ScriptTask, found: Survey) -> None:
@@ -233,6 +262,7 @@ def _tell_script(script: ScriptTask, found: Survey) -> None:
 
 
 def _tell_machine(found: Survey) -> None:
+    _tell_nodes(found)
     say(f"machine: {found.machine.summary()}; torch {found.machine.torch}")
     if found.options.unpin:
         say(f"measured without {' '.join(found.options.unpin)}, which the site sets (--unpin)")

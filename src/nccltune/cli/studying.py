@@ -15,10 +15,11 @@ from nccltune.cli.reporters import PlainReporter, open_reporter
 from nccltune.cli.speaking import say
 from nccltune.errors import Interrupted, StudyError, UsageError
 from nccltune.launch.environment import DIAGNOSTIC
+from nccltune.launch.leftovers import own_processes
 from nccltune.launch.protocol import Launcher
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.worker_files import place_worker
-from nccltune.machine.health import read
+from nccltune.machine.health import Reading, read
 from nccltune.output.diagnosis import paragraph
 from nccltune.output.verdicts import percent, repeated
 from nccltune.space import ResolvedSpace
@@ -146,6 +147,7 @@ def definition_of(found: Survey, space: ResolvedSpace, probe: dict[str, Any] | N
         probe=probe,
         site={name: v.value for name, v in found.site.items() if name not in DIAGNOSTIC},
         unpinned=found.options.unpin,
+        nodes=found.nodes,
     )
 
 
@@ -190,12 +192,13 @@ def _measure(
         settings=settings_for(found.options.measure_seconds),
         site=found.site,
         memory_is_ours=not found.options.allow_busy,
+        node_names=found.node_names,
         private=private,
-        health=partial(read, found.gpus),
+        health=partial(_read, found),
         gpus=found.gpus,
     )
     confirmed: list[str] = []
-    with open_reporter(store, space, budget, limit) as reporter:
+    with open_reporter(store, space, budget, limit, found.node_names) as reporter:
         search = Search(
             store=store,
             planner=planner,
@@ -232,6 +235,11 @@ def _measure(
     for text in dict.fromkeys(notes):
         say(f"note: {text}")
     return ending
+
+
+def _read(found: Survey) -> Reading:
+    """The state of this machine; ranks of a job step are ours too."""
+    return read(found.gpus, own_processes() if found.nodes else ())
 
 
 def _ours_to_confirm(search: Search, team: Team | None, ending: Ending | None) -> bool:

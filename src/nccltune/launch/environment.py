@@ -16,14 +16,15 @@ DIAGNOSTIC = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
 """Set by every launch of ours so that NCCL's log can be read; never part of a result."""
 
 
-def nccl_log_variables(log_dir: str, *, probe: bool) -> dict[str, str]:
-    """NCCL's log into a file of each rank. Timed launches log start-up only: TUNING prints a line
-    for every collective, which would be measured too.
+def nccl_log_variables(log_dir: str, *, probe: bool, several: bool = False) -> dict[str, str]:
+    """NCCL's log into a file of each rank; on `several` hosts process ids may be the same. Timed
+    launches log start-up only: TUNING prints a line for every collective, which would be measured
+    too.
     """
     return {
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET,GRAPH,TUNING" if probe else "INIT,ENV",
-        "NCCL_DEBUG_FILE": f"{log_dir}/nccl.%p.log",
+        "NCCL_DEBUG_FILE": f"{log_dir}/nccl.{'%h.' if several else ''}%p.log",
     }
 
 

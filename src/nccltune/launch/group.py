@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import shutil
 import signal
@@ -12,11 +11,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nccltune.launch import diagnosis
 from nccltune.launch.connection import Connection, ProtocolError
-from nccltune.launch.leftovers import is_running
+from nccltune.launch.processes import Processes
 from nccltune.launch.protocol import Failure, Limits, Outcome, Progress
 from nccltune.launch.stopping import StopFlag
 from nccltune.machine.gpus import Gpu, used_memory, utilization
@@ -30,46 +29,14 @@ _MEMORY_SECONDS = 15.0
 _MEMORY_SLACK = 512 << 20  # bytes; drivers keep some after a process has gone
 
 
-class Processes(Protocol):
-    """The processes of one launch."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether the launch itself has begun: a warm host may have to start first."""
-        ...
-
-    @property
-    def host_lost(self) -> bool:
-        """Whether what should have looked after the ranks died, which is no fault of theirs."""
-        ...
-
-    @property
-    def trouble(self) -> str | None:
-        """Why no rank came up, where the launch itself knows."""
-        ...
-
-    def running(self) -> bool:
-        """Whether the launch goes on. Called often; does what a launch needs to go on."""
-        ...
-
-    def exit_codes(self) -> Mapping[int, int]:
-        """By rank, as far as known; negative for a signal. The first to fail comes first."""
-        ...
-
-    def exit_code(self) -> int | None:
-        """Of the launch itself."""
-        ...
-
-    def end(self) -> None:
-        """End every process of this launch, for certain."""
-        ...
-
-
 @dataclass
 class GroupFolder:
-    """The launch's folder and the connection that its rank 0 will make."""
+    """The launch's folder and the connection that its rank 0 will make. `reached_as`: by which
+    address ranks of other machines reach this one; None where there are none.
+    """
 
     path: Path
+    reached_as: str | None = None
     token: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def __post_init__(self) -> None:
@@ -77,14 +44,16 @@ class GroupFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         for stale in self.path.iterdir():  # of a launch that was interrupted
             shutil.rmtree(stale) if stale.is_dir() else stale.unlink()
-        self.connection = Connection(self.token)
+        host = "127.0.0.1" if self.reached_as is None else ""
+        self.connection = Connection(self.token, host, self.reached_as)
 
     def pids(self) -> dict[int, int]:
         """Process id by rank, of those that got as far as to write it down."""
         found = {}
         for file in self.path.glob("rank*.pid"):
-            with contextlib.suppress(OSError, ValueError):
-                found[int(file.stem.removeprefix("rank"))] = int(file.read_text())
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                number = int(file.stem.removeprefix("rank"))
+                found[number] = int(file.read_text().split()[0])
         return dict(sorted(found.items()))
 
 
@@ -187,7 +156,7 @@ class RankGroup:
         return any(self._folder.path.glob("rank*.error.json"))
 
     def _lost(self) -> list[int]:
-        return [rank for rank, pid in self._pids.items() if not is_running(pid)]
+        return self._processes.lost(self._pids)
 
     def _failed(self, watch: _Watch) -> Outcome:
         folder = self._folder.path
@@ -196,7 +165,7 @@ class RankGroup:
             failure = diagnosis.silent(folder, watch.phase, watch.limit)
             self._end()
             hosts = watch.phase == "host" and self._processes.trouble is None
-            return watch.outcome(None, failure, host_lost=hosts)
+            return watch.outcome(None, failure, host_lost=hosts or self._processes.host_lost)
         lost, killed = self._await_report()
         codes, code = self._processes.exit_codes(), self._processes.exit_code()
         host_lost = self._processes.host_lost
@@ -211,14 +180,11 @@ class RankGroup:
         self._pids = self._pids or self._folder.pids()
         lost, killed = self._lost(), list[int]()
         began = time.monotonic()
-        while self._processes.running() and time.monotonic() - began < _REPORT_SECONDS:
+        while not self._processes.over and time.monotonic() - began < _REPORT_SECONDS:
             time.sleep(0.02)
             lost = lost or self._lost()
             if not killed and time.monotonic() - began > _GRACE_SECONDS:
-                killed = [rank for rank, pid in self._pids.items() if is_running(pid)]
-                for rank in killed:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(self._pids[rank], signal.SIGKILL)
+                killed = self._processes.signal(self._pids, signal.SIGKILL)
         return lost, killed
 
     def _ask_where(self) -> None:
@@ -226,12 +192,10 @@ class RankGroup:
         installed and may, adds what even a rank stuck in C code does.
         """
         pids = self._pids or self._folder.pids()
-        for pid in pids.values():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGUSR1)
+        self._processes.signal(pids, signal.SIGUSR1)
         time.sleep(0.5)
         spy = shutil.which("py-spy")
-        for rank, pid in pids.items() if spy else ():
+        for rank, pid in pids.items() if spy and self._folder.reached_as is None else ():
             with (
                 (self._folder.path / f"rank{rank}.log").open("ab") as log,
                 contextlib.suppress(subprocess.TimeoutExpired),

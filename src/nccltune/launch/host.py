@@ -18,10 +18,12 @@ from nccltune.launch.diagnosis import read_end
 from nccltune.launch.environment import launch_environment
 from nccltune.launch.leftovers import TAG, end_tagged, new_tag, own_folder
 from nccltune.launch.plan import python_variables
+from nccltune.launch.processes import LocalRanks
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.supervised import LARGEST_OUTPUT, Supervised, is_flooded
 from nccltune.nccl.site import SiteVariable
 
+HOST_MODULE = "nccltune.worker.host"
 _POLL_SECONDS = 0.02
 _START_SECONDS = 300.0  # importing torch from a cold network disk takes minutes
 _END_SECONDS = 15.0
@@ -62,7 +64,7 @@ class WarmHost:
             TAG: self._tag,
         }
         self._process = Supervised(
-            [python, "-m", "nccltune.worker.host"],
+            [python, "-m", HOST_MODULE],
             launch_environment(base, site, added),
             self._log,
             remove=self._folder,
@@ -131,7 +133,7 @@ class WarmHost:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class WarmProcesses:
+class WarmProcesses(LocalRanks):
     """One worker group of a warm host. `own` are variables of this launch that the host was started
     with: it may be those that do not let it come up.
     """

@@ -11,7 +11,7 @@ import signal
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from nccltune.errors import StudyError
@@ -90,6 +90,14 @@ def tagged_processes(tag: str) -> list[int]:
     return [pid for pid, found in _tagged() if found == tag]
 
 
+def own_processes() -> list[int]:
+    """What this tuner has started and that is still here, also where it descends from another
+    process: ranks of a job step do.
+    """
+    owner = f"{_owner()}/"
+    return [pid for pid, found in _tagged() if found.startswith(owner)]
+
+
 def end_tagged(tag: str) -> int:
     """End what one launch has left. Returns how many processes were met.
 
@@ -98,26 +106,26 @@ def end_tagged(tag: str) -> int:
     return _end(lambda found: found == tag)
 
 
-def end_leftovers(cache: Path | None = None) -> int:
+def end_leftovers(*places: Path) -> int:
     """End what tuners have left that live no more, whatever their study was: it holds GPUs and
-    disturbs every measurement. Their temporary folders go too, those in `cache` among them. Returns
-    how many processes were met.
+    disturbs every measurement. Their temporary folders go too, those in `places` (the cache, the
+    studies) among them. Returns how many processes were met.
 
     Raises: StudyError naming those that cannot be ended.
     """
     met = _end(is_orphaned)
-    for folder in _temporary_folders(cache):
+    for folder in _temporary_folders(places):
         if _is_left(folder):
             shutil.rmtree(folder, ignore_errors=True)
     return met
 
 
-def _temporary_folders(cache: Path | None) -> Iterator[Path]:
+def _temporary_folders(places: Sequence[Path]) -> Iterator[Path]:
     for place in {tempfile.gettempdir(), _SHORT}:
         yield from Path(place).glob(f"{_PREFIX}*")
-    if cache is not None:
-        yield from cache.glob(".*-*")
-        yield from (cache / "images").glob(".*-*")
+    for own in places:
+        yield from own.glob(".*-*")
+        yield from (own / "images").glob(".*-*")
 
 
 def _is_left(folder: Path) -> bool:

@@ -29,6 +29,8 @@ class LaunchSettings:
     gpus: Sequence[Gpu] = ()
     watch_memory: bool = True
     """False where others use the GPUs too, so that nothing can be told from memory in use."""
+    nodes: int = 1
+    """Machines with so many ranks each."""
 
     def rank_variables(
         self, process_env: Mapping[str, str], log_dir: Path, address: str, token: str, probe: bool
@@ -42,7 +44,7 @@ class LaunchSettings:
         if self.gpus and "CUDA_DEVICE_ORDER" not in self.base:
             added["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order: watched is what is used
         if self.backend == "nccl":
-            added |= nccl_log_variables(str(log_dir), probe=probe)
+            added |= nccl_log_variables(str(log_dir), probe=probe, several=self.nodes > 1)
         # They are in `base` already; said again, they are in a plan as it would be typed.
         return {**process_env, **added, **emulation(self.base)}
 

@@ -13,6 +13,7 @@ from nccltune.launch.environment import launch_environment
 from nccltune.launch.group import GroupFolder, RankGroup
 from nccltune.launch.leftovers import TAG, end_tagged, new_tag
 from nccltune.launch.plan import LaunchPlan, LaunchSettings, python_variables, torchrun_argv
+from nccltune.launch.processes import LocalRanks
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.supervised import Supervised
 
@@ -80,7 +81,7 @@ class TorchrunLauncher:
     def close(self) -> None: ...
 
 
-class TorchrunProcesses:
+class TorchrunProcesses(LocalRanks):
     """One torchrun command under a supervisor."""
 
     ready = True

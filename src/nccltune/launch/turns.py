@@ -68,21 +68,28 @@ class Turns:
 
 
 def take_turns(
-    sides: Sequence[Side], gpus: Sequence[Gpu], progress: Progress = lambda _message: None
+    sides: Sequence[Side],
+    gpus: Sequence[Gpu],
+    progress: Progress = lambda _message: None,
+    measured: Callable[[], object] = lambda: None,
 ) -> tuple[Outcome, Outcome]:
     """The results of both, in the order of `sides`. The first is opened first; the turns go A B,
     B A, A B, ..., so that a steady drift hits both alike. Once more where it was a host that died.
+    `measured` is called when both have their results and are still alive.
 
     Raises: NoTurns when memory does not allow it or one of them fails, Interrupted.
     """
     try:
-        return _take_turns(sides, gpus, progress)
+        return _take_turns(sides, gpus, progress, measured)
     except _HostLost:
-        return _take_turns(sides, gpus, progress)
+        return _take_turns(sides, gpus, progress, measured)
 
 
 def _take_turns(
-    sides: Sequence[Side], gpus: Sequence[Gpu], progress: Progress
+    sides: Sequence[Side],
+    gpus: Sequence[Gpu],
+    progress: Progress,
+    measured: Callable[[], object],
 ) -> tuple[Outcome, Outcome]:
     groups: list[Group] = []
     outcomes: dict[int, Outcome] = {}
@@ -100,6 +107,7 @@ def _take_turns(
                 if place not in outcomes:
                     _note(groups[place].turn(), place, outcomes)
             order.reverse()
+        measured()
     return outcomes[0], outcomes[1]
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from nccltune.errors import StudyError
 from nccltune.launch.environment import refuse_overrides
 from nccltune.launch.group import GroupFolder, RankGroup
 from nccltune.launch.host import WarmHost, WarmProcesses
 from nccltune.launch.plan import LaunchSettings
+from nccltune.launch.processes import Processes
 from nccltune.launch.script import ScriptGroup, ScriptRun
 from nccltune.launch.stopping import StopFlag
 
@@ -38,6 +39,22 @@ def early_variables(
     return early
 
 
+class Host(Protocol):
+    """A warm host, or one on each node. `early` are the variables that it was started with; `busy`
+    is for whoever has a group in it.
+    """
+
+    early: dict[str, str]
+    busy: bool
+
+    @property
+    def alive(self) -> bool: ...
+    @property
+    def ready(self) -> bool: ...
+    def last_words(self) -> str: ...
+    def end(self) -> None: ...
+
+
 @dataclass
 class WarmLauncher:
     """Keeps warm hosts; each has one worker group at a time, two where groups take turns."""
@@ -46,7 +63,7 @@ class WarmLauncher:
 
     settings: LaunchSettings
     stop: StopFlag
-    hosts: list[WarmHost] = field(default_factory=list)
+    hosts: list[Host] = field(default_factory=list)
     script: ScriptRun | None = None
     """The user's own script, run in ranks that have torch imported already."""
     warnings: list[str] = field(default_factory=list)
@@ -66,7 +83,7 @@ class WarmLauncher:
         plain = early_variables({}, settings.base, settings.nproc_per_node)
         own = {name: value for name, value in early.items() if plain.get(name) != value}
         host = self._host(early)
-        folder = GroupFolder(log_dir)
+        folder = GroupFolder(log_dir, self._reached_as)
         late = {name: value for name, value in process_env.items() if name not in early}
         order: dict[str, Any] = {
             "type": "open",
@@ -83,7 +100,7 @@ class WarmLauncher:
             "warn": self.warnings.append,
         }
         if self.script is None:
-            return RankGroup(WarmProcesses(host, order, own), folder, **given)
+            return RankGroup(self._processes(host, order, own), folder, **given)
         workdir, cwd = self.script.place(folder.path)
         order["environment"] |= self.script.variables(settings.base, folder.path)
         order["script"] = {
@@ -91,9 +108,22 @@ class WarmLauncher:
             "python_path": settings.base.get("PYTHONPATH"),
             "cwd": None if cwd is None else str(cwd),
         }
-        return ScriptGroup(folder, workdir, processes=WarmProcesses(host, order, own), **given)
+        return ScriptGroup(folder, workdir, processes=self._processes(host, order, own), **given)
 
-    def _host(self, early: Mapping[str, str]) -> WarmHost:
+    @property
+    def _reached_as(self) -> str | None:
+        """By which address ranks reach this machine from others; None: all of them are here."""
+        return None
+
+    def _start(self, early: Mapping[str, str]) -> Host:
+        settings = self.settings
+        return WarmHost(settings.python, settings.worker_path, settings.base, settings.site, early)
+
+    def _processes(self, host: Host, order: Mapping[str, Any], own: Mapping[str, str]) -> Processes:
+        assert isinstance(host, WarmHost)
+        return WarmProcesses(host, order, own)
+
+    def _host(self, early: Mapping[str, str]) -> Host:
         """An idle host that was started with these variables: one that is there, or a new one, for
         which the one that was not used for longest may have to go.
 
@@ -114,8 +144,7 @@ class WarmLauncher:
                 self._fruitless = 0 if host.ready else self._fruitless + 1
             if self._fruitless > 1:
                 raise StudyError(f"the warm host does not start any more: {host.last_words()}")
-        settings = self.settings
-        host = WarmHost(settings.python, settings.worker_path, settings.base, settings.site, early)
+        host = self._start(early)
         self.hosts.append(host)
         return host
 

@@ -47,6 +47,7 @@ PARTS: Mapping[str, frozenset[str]] = {
     "precision": ALL,
     "data": frozenset({LOADER}),
     "ranks": ALL,
+    "nodes": ALL,
     "parameters": _COMMUNICATION,
     "buckets": _COMMUNICATION,
 }
@@ -245,7 +246,11 @@ def _workload(workload: Mapping[str, Any]) -> dict[str, Any]:
         "precision": "precision",
         "data": "data",
         "ranks": "nproc_per_node",
+        "nodes": "nodes",
         "parameters": "parameters",
         "buckets": "bucket_bytes",
     }
-    return {name: workload.get(source) for name, source in names.items()}
+    found = {name: workload.get(source) for name, source in names.items()}
+    if found["nodes"] is None:  # one, as in all files of earlier versions
+        del found["nodes"]
+    return found

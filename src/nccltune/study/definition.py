@@ -13,6 +13,7 @@ import yaml
 from nccltune.errors import UsageError
 from nccltune.machine.facts import Machine
 from nccltune.space import ResolvedSpace, Value
+from nccltune.study.fingerprinting import DIGEST
 from nccltune.study.folder import StudyPaths, read_definition, write_text
 from nccltune.study.script_task import ScriptTask
 from nccltune.worker.spec import Workload
@@ -31,6 +32,13 @@ class Task:
     emulate_hosts: int | None = None
     script: ScriptTask | None = None
     """The user's own training script; None where the job is ours."""
+    nodes: int = 1
+    """Machines with `nproc_per_node` ranks each."""
+
+    @property
+    def ranks(self) -> int:
+        """Of all nodes."""
+        return self.nodes * self.nproc_per_node
 
     def to_dict(self) -> dict[str, Any]:
         if self.script is not None:
@@ -42,6 +50,7 @@ class Task:
         return {
             **workload,
             **emulated,
+            **({"nodes": self.nodes} if self.nodes > 1 else {}),
             "nproc_per_node": self.nproc_per_node,
             "batch_size": self.batch_size,
             "num_workers": self.num_workers,
@@ -92,6 +101,8 @@ class Definition:
     """Variables of the site that no launch has."""
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     """What results depend on; told by `verify`, no part of what a study is compared by."""
+    nodes: Sequence[Mapping[str, Any]] = ()
+    """What each node is, where ranks are on several."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -102,6 +113,7 @@ class Definition:
             "sampler": self.sampler,
             "seed": self.seed,
             "machine": self.machine.to_dict(),
+            **({"nodes": [dict(node) for node in self.nodes]} if self.nodes else {}),
             "site": dict(self.site),
             **({"unpinned": sorted(self.unpinned)} if self.unpinned else {}),
             "probe": None if self.probe is None else dict(self.probe),
@@ -131,7 +143,7 @@ def refuse_changes(paths: StudyPaths, wanted: Definition) -> dict[str, Any]:
     found = list(differences(stored, wanted))
     if not found:
         return stored
-    machine = any(line.startswith("machine.") for line in found)
+    machine = any(line.startswith("machine.") for line in found) and wanted.task.nodes == 1
     hint = (
         f"the machine is not the one that was measured: `nccltune retune {paths.name}` searches a "
         "new generation beside the old one; --new starts a study anew"
@@ -155,6 +167,7 @@ def differences(stored: Mapping[str, Any], wanted: Definition) -> Iterator[str]:
         yield f"--unpin: {before or 'nothing'} in the study, {now or 'nothing'} now"
     old_machine = Machine.from_dict(stored["machine"]).comparable()
     yield from _compare("machine", old_machine, wanted.machine.comparable())
+    yield from _nodes_differ(stored.get("nodes") or [], wanted.nodes)
     old_space = ResolvedSpace.from_dict(stored["space"])
     if old_space.digest() != wanted.space.digest():
         yield from _space_differences(old_space, wanted.space)
@@ -164,6 +177,19 @@ def _compare(where: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iter
     for name in dict.fromkeys([*old, *new]):
         if _plain(old.get(name)) != _plain(new.get(name)):
             yield f"{where}.{name}: {old.get(name)} in the study, {new.get(name)} now"
+
+
+def _nodes_differ(
+    old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """One node may stand in for another that is the same; how many they are is the workload's."""
+    left = [node[DIGEST] for node in old]
+    for node in new if len(old) == len(new) else ():
+        if node[DIGEST] in left:
+            left.remove(node[DIGEST])
+        else:
+            others = " or ".join(left)
+            yield f"machine.node {node['node']}: {others} in the study, {node[DIGEST]} now"
 
 
 def _plain(value: Any) -> Any:
@@ -187,10 +213,11 @@ def _searched(space: ResolvedSpace) -> dict[str, str]:
     return searched | {name: f"fixed to {value}" for name, value in space.fixed.items()}
 
 
-def default_name(model: str, backend: str, nproc_per_node: int) -> str:
-    """MODEL-BACKEND-xN, with what a folder name cannot hold replaced."""
+def default_name(model: str, backend: str, nproc_per_node: int, nodes: int = 1) -> str:
+    """MODEL-BACKEND-xN, or -xNODESxN, with what a folder name cannot hold replaced."""
     plain = "".join(c if c.isalnum() or c in "._-" else "-" for c in model.removesuffix(".py"))
-    return f"{plain.lstrip('._-') or 'model'}-{backend}-x{nproc_per_node}"
+    several = f"x{nodes}" if nodes > 1 else ""
+    return f"{plain.lstrip('._-') or 'model'}-{backend}-{several}x{nproc_per_node}"
 
 
 def going_on(command: Sequence[str]) -> str:

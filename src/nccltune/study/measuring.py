@@ -47,6 +47,8 @@ class Measurer:
     site: Mapping[str, SiteVariable] = field(default_factory=dict)
     memory_is_ours: bool = True
     """False where others use the GPUs too: memory in use says nothing of our ranks then."""
+    node_names: Sequence[str] = ()
+    """Of the nodes that ranks are on; records number them instead."""
     private: Mapping[str, str] = field(default_factory=dict)
     """Paths of this machine, and what stands for them in records that others may read."""
     health: Callable[[], Reading] | None = None
@@ -158,9 +160,14 @@ class Measurer:
             for later, (subject, given) in enumerate(zip(subjects, givens, strict=True))
         ]
         before = self.health() if self.health else None
-        ended = take_turns(sides, self.gpus, progress)
+        found: tuple[str, ...] = ()
+
+        def look() -> None:  # before they end: what they used may be gone with them
+            nonlocal found
+            found = self._taints(before)
+
+        ended = take_turns(sides, self.gpus, progress, look)
         outcomes = [self._checked(*each) for each in zip(ended, givens, strict=True)]
-        found = self._taints(before)
         for outcome in outcomes:
             if outcome.failure is not None:
                 raise NoTurns(outcome.failure.message)
@@ -254,7 +261,8 @@ class Measurer:
     def _public(self, text: str) -> str:
         """Fit for a record that others may read: no path of this machine, no host name."""
         paths = {**self.private, str(self.store.paths.folder.absolute()): "."}
-        return _without(text, paths, os.uname().nodename)
+        hosts = {name: f"node {at}" for at, name in enumerate(self.node_names)}
+        return _without(text, paths, {**hosts, os.uname().nodename: "HOST"})
 
     def _public_facts(self, nccl: Mapping[str, Any]) -> dict[str, Any]:
         return {**nccl, "warnings": [self._public(text) for text in nccl["warnings"]]}
@@ -320,7 +328,9 @@ class Measurer:
         )
 
 
-def _without(text: str, paths: Mapping[str, str], host: str) -> str:
+def _without(text: str, paths: Mapping[str, str], hosts: Mapping[str, str]) -> str:
     for path, name in paths.items():
         text = text.replace(path, name)
-    return re.sub(rf"\b{re.escape(host)}\b", "HOST", text)
+    for host, name in hosts.items():  # "node n1" is "node 1" then
+        text = re.sub(rf"(\bnode )?\b{re.escape(host)}\b", name, text)
+    return text

@@ -15,6 +15,7 @@ from nccltune.launch.alone import ask_alone
 from nccltune.launch.nccl_logs import NcclLogs
 from nccltune.launch.protocol import Launcher
 from nccltune.nccl.values import spell
+from nccltune.study.fingerprinting import DIGEST
 from nccltune.study.folder import write_text
 from nccltune.study.script_survey import look_at
 from nccltune.study.survey import Survey, nccl_version
@@ -40,6 +41,7 @@ def probe_key(survey: Survey) -> str:
         sorted((v.name, v.value) for v in survey.site.values()),
         fixed_env(survey),
         *([survey.task.emulate_hosts] if survey.task.emulate_hosts else []),
+        *(f"node {node[DIGEST]}" for node in survey.nodes),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
@@ -79,7 +81,7 @@ def probe_machine(survey: Survey, launcher: Launcher, log_dir: Path, cache: Path
             f"{outcome.failure.message}\n{outcome.failure.excerpt}\nsee {outcome.failure.log}"
         )
     facts = NcclLogs(log_dir).facts()
-    if facts is None or not facts["transport"] and survey.task.nproc_per_node > 1:
+    if facts is None or not facts["transport"] and survey.task.ranks > 1:
         raise StudyError(
             f"NCCL's log in {log_dir} names no transport between ranks; is NCCL_DEBUG redirected?"
         )

@@ -43,6 +43,10 @@ class Survey:
     job: Mapping[str, Any]
     python: str
     notes: tuple[str, ...]
+    nodes: tuple[Mapping[str, Any], ...] = ()
+    """What each node is (`study.nodes`), where ranks are on several."""
+    node_names: tuple[str, ...] = ()
+    """For messages; records number the nodes."""
 
 
 @dataclass(frozen=True)
@@ -145,14 +149,14 @@ def resolve_space(survey: Survey, probe: Mapping[str, Any] | None) -> ResolvedSp
         backend = "gloo"  # whatever the machine has, this script did not use NCCL
     facts = Facts(
         backend="nccl" if backend == "nccl" else "gloo",
-        world_size=task.nproc_per_node,
-        nodes=task.emulate_hosts or 1,
+        world_size=task.ranks,
+        nodes=task.emulate_hosts or task.nodes,
         probed=probe is not None or backend != "nccl",
         network=known.get("network"),
         transports=tuple(known.get("transport") or ()),
         nvlinks=all(survey.machine.nvlinks) if survey.machine.nvlinks else None,
         nccl=nccl_version(survey, probe),
-        interfaces=socket_interfaces(loopback=task.emulate_hosts is not None),
+        interfaces=_common_interfaces(survey),
         site=survey.site,
         ddp_arguments=arguments,
         cpus_per_rank=max(1, survey.machine.cores // task.nproc_per_node),
@@ -169,6 +173,12 @@ def resolve_space(survey: Survey, probe: Mapping[str, Any] | None) -> ResolvedSp
         allow_unsafe=options.allow_unsafe,
     )
     return resolve(load(name), facts, selection, name)
+
+
+def _common_interfaces(survey: Survey) -> tuple[str, ...]:
+    """Those that all nodes have: a variable names one for all ranks."""
+    here = socket_interfaces(loopback=survey.task.emulate_hosts is not None)
+    return tuple(n for n in here if all(n in node["interfaces"] for node in survey.nodes))
 
 
 def _kind_of_data(task: Task) -> Data:

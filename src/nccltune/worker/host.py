@@ -22,8 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from nccltune.worker.channel import TOKEN, Channel
+from nccltune.worker.node import FOLDER, free_port
+from nccltune.worker.status import NODE
 from nccltune.worker.supervisor import adopt_orphans, descendants, end_descendants
 
+_ALONE = {"nodes": 1, "endpoint": "localhost:0", "address": "localhost"}
 _AGENT = "agent"  # where the elastic agent makes folders for every launch
 _SWEEP_SECONDS = 10.0
 _MONITOR_SECONDS = 0.1  # as torchrun is given: what looks on must not cost more here than there
@@ -31,7 +34,7 @@ _MONITOR_SECONDS = 0.1  # as torchrun is given: what looks on must not cost more
 
 def main() -> None:
     adopt_orphans()
-    folder = Path(os.environ["NCCLTUNE_HOST_FOLDER"])
+    folder = Path(os.environ[FOLDER])
     _use_own_folder(folder)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["nccltune.worker.preload"])
@@ -47,7 +50,8 @@ def main() -> None:
     # It makes LaunchConfig's look for GPUs ask NVML, where CUDA would be initialised here.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     host = Host(Channel.connect(), folder)
-    host.send("hello", token=os.environ[TOKEN], pid=os.getpid())
+    node = int(os.environ.get(NODE, "0"))
+    host.send("hello", token=os.environ[TOKEN], pid=os.getpid(), node=node)
     with contextlib.suppress(ConnectionError):
         host.serve()
     os._exit(0)  # the supervisor ends whatever is left
@@ -101,6 +105,8 @@ class Host:
                 self._group.end()
             elif message["type"] == "ask":
                 self._ask(message)
+            elif message["type"] == "port":
+                self.send("port", port=free_port())
 
     def _open(self, message: dict[str, Any]) -> None:
         if self._group is not None:
@@ -145,6 +151,7 @@ class Group:
         self._host, self._message, self._keep, self._folder = host, message, keep, folder
         self._logs = Path(message["log_dir"])
         self._nproc = int(message["nproc_per_node"])
+        self._meeting: dict[str, Any] = message.get("meeting") or _ALONE
         self._processes: list[BaseProcess] = []
         self._ending = threading.Event()
         self._ordered = False
@@ -160,7 +167,8 @@ class Group:
             self._launch()
         except ChildFailedError as failed:
             with contextlib.suppress(OSError):
-                (self._logs / "launcher.log").write_text(str(failed))  # who failed, and how
+                with (self._logs / "launcher.log").open("a") as log:  # of all nodes
+                    log.write(f"{failed}\n")  # who failed, and how
         except BaseException:
             if not self._ordered:
                 traceback.print_exc()
@@ -179,15 +187,17 @@ class Group:
 
         from nccltune.worker.rank import run_in_host, run_script_in_host
 
+        meeting = self._meeting
         config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
+            min_nodes=meeting["nodes"],
+            max_nodes=meeting["nodes"],
             nproc_per_node=self._nproc,
-            run_id=self._logs.name,
+            run_id=meeting.get("name") or self._logs.name,
             role="default",  # torchrun's
             rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            local_addr="localhost",
+            rdzv_endpoint=meeting["endpoint"],
+            rdzv_configs={n: v for n, v in meeting.items() if n == "is_host"},
+            local_addr=meeting["address"],
             max_restarts=0,
             monitor_interval=_MONITOR_SECONDS,
             start_method="forkserver",
@@ -211,11 +221,12 @@ class Group:
         """By rank; a rank that never wrote its process id down is left out."""
         codes = {process.pid: process.exitcode for process in self._processes}
         found = {}
-        for rank in range(self._nproc):
-            with contextlib.suppress(OSError, ValueError):
-                code = codes.get(int((self._logs / f"rank{rank}.pid").read_text()))
+        for file in sorted(self._logs.glob("rank*.pid")):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                pid, *node = file.read_text().split()
+                code = codes.get(int(pid)) if node in ([], [os.environ.get(NODE)]) else None
                 if code is not None:
-                    found[rank] = code
+                    found[int(file.stem.removeprefix("rank"))] = code
         return found
 
     def end(self) -> None:

@@ -23,6 +23,7 @@ from nccltune.worker.feed import (
     load_object,
     open_dataset,
 )
+from nccltune.worker.lead import Lead
 from nccltune.worker.ranks import Ranks, new_group
 from nccltune.worker.spec import Request, Workload
 from nccltune.worker.status import Status
@@ -94,6 +95,8 @@ class Job:
             torch.amp.GradScaler(self.device.type) if workload.precision == "fp16" else None
         )
         self.loss: torch.Tensor | None = None
+        self.lead: Lead | None = None
+        """Measured where it is set."""
 
     def pull(self, phase: str) -> Batch:
         """The next batch, without training on it."""
@@ -104,6 +107,8 @@ class Job:
         return self.feed.next()
 
     def step(self, phase: str) -> None:
+        if self.lead is not None:
+            self.lead.begin()
         inputs, targets = self.pull(phase)
         number = self._steps
         inputs = inputs.to(self.device, non_blocking=True)
@@ -114,6 +119,8 @@ class Job:
         with self._autocast():
             loss = self.loss_function(self.model(inputs), targets)
         self._status.at(phase, number, "backward")
+        if self.lead is not None:
+            self.lead.end()
         self._update(loss)
         self.loss = loss.detach()
         self._steps = number + 1

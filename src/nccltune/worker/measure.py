@@ -11,6 +11,7 @@ import torch
 
 from nccltune.worker.check import check_collectives, check_parameters
 from nccltune.worker.job import Communicator, Job
+from nccltune.worker.lead import Lead, slowest_rank
 from nccltune.worker.memory import forget_peak_memory, held_memory, peak_memory
 from nccltune.worker.ranks import Ranks
 from nccltune.worker.spec import Request
@@ -42,17 +43,21 @@ def measure(
     asked = is_hopeless if request.asks else None
     timer = WindowTimer(request.settings, ranks, job, clock, announce, turn, asked)
     steady = drive(job, timer.warming())
+    if ranks.spread:
+        job.lead = Lead(job.device)
     cut = drive(job, timer.measuring())
     clock.start("verify")
     status.at("verify")
     check_parameters(job.model, ranks)
     result = _result(ranks, job, timer, clock, checked, steady, cut)
+    slowest = {} if job.lead is None else slowest_rank(ranks, job.lead, result["step_seconds"])
     # Not after an error: the group is broken then, and closing a broken communicator can hang.
     device = job.device
     tear_down(job, communicator)
     held = ranks.gather([float(held_memory(device))])
     return {
         **result,
+        **slowest,
         "first_loss": first_loss if math.isfinite(first_loss) else None,
         "held_memory_bytes": [int(row[0]) for row in held],
     }

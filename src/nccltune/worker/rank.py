@@ -134,7 +134,7 @@ def _serve(status: Status) -> None:
 
     status.at("rendezvous")
     ranks = Ranks()
-    ranks.gather([])  # from here on every rank is up
+    ranks.agree()  # from here on every rank is up
     channel = Channel.connect() if ranks.rank == 0 else None
 
     def announce(kind: str, **fields: Any) -> None:

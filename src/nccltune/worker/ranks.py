@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from nccltune.worker.agreement import check, view_here
+
 # An idle group waits for its next request as long as the tuner lives; a hang is ended from outside.
 _CONTROL_TIMEOUT = timedelta(days=7)
 
@@ -31,6 +33,19 @@ class Ranks:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.nodes: tuple[int, ...] = (0,) * self.world_size
+        """On which node each rank is."""
+
+    @property
+    def spread(self) -> bool:
+        """Whether they are on several nodes."""
+        return len(set(self.nodes)) > 1
+
+    def agree(self) -> None:
+        """Also a barrier: every rank is up. Raises Disagreement where ranks have other settings."""
+        views = self.gather_json(view_here())
+        check(views)
+        self.nodes = tuple(int(view["node"]) for view in views)
 
     def gather(self, values: list[float]) -> list[list[float]]:
         """Every rank's `values` (same length everywhere), by rank. Also a barrier."""
@@ -44,6 +59,17 @@ class Ranks:
         everyone = [torch.empty_like(values) for _ in range(self.world_size)]
         dist.all_gather(everyone, values)
         return torch.stack(everyone)
+
+    def gather_json(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank, as JSON bytes."""
+        mine = torch.tensor(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        lengths = [int(row[0]) for row in self.gather([float(len(mine))])]
+        padded = torch.zeros(max(lengths), dtype=torch.uint8)
+        padded[: len(mine)] = mine
+        everyone = [torch.empty_like(padded) for _ in range(self.world_size)]
+        dist.all_gather(everyone, padded)
+        rows = zip(everyone, lengths, strict=True)
+        return [json.loads(bytes(row[:length].tolist())) for row, length in rows]
 
     def share(self, message: dict[str, Any] | None) -> dict[str, Any]:
         """Rank 0's message on every rank, as JSON bytes (no pickles)."""

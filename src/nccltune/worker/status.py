@@ -9,6 +9,8 @@ import traceback
 from pathlib import Path
 
 LOG_DIR = "NCCLTUNE_LOG_DIR"
+NODE = "NCCLTUNE_NODE"
+"""Which node of a job step this is, from 0 on; unset where there is one machine."""
 
 # As torch words it on the GPU, in CUDA's own calls, and for host memory.
 _OUT_OF_MEMORY = (
@@ -29,6 +31,10 @@ class WrongResult(Exception):
         self.rank = rank
 
 
+class Disagreement(Exception):
+    """Ranks would run with different settings; the text names rank, node and variable."""
+
+
 class ScriptEnded(Exception):
     """The script is over, with this exit code, before it could be measured. The text says all: it
     was not raised anywhere.
@@ -45,7 +51,8 @@ class Status:
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder = folder
         self._rank = rank
-        (folder / f"rank{rank}.pid").write_text(str(os.getpid()))
+        node = os.environ.get(NODE, "")  # a process id alone is known on one machine
+        (folder / f"rank{rank}.pid").write_text(f"{os.getpid()} {node}".rstrip())
         self._file = os.open(folder / f"rank{rank}.status", os.O_WRONLY | os.O_CREAT, 0o644)
         self.phase = "start"
         self.step = 0
@@ -97,7 +104,7 @@ def one_line(error: BaseException, limit: int = 400) -> str:
     """The error's text on one line; NCCL's own reason (`Last error:`) is kept, it comes last."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = " ".join(lines) if lines else ""
-    if isinstance(error, ScriptEnded):
+    if isinstance(error, (ScriptEnded, Disagreement)):
         return text[:limit]
     _, found, reason = text.partition("Last error:")
     if found:

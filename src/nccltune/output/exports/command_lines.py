@@ -12,6 +12,7 @@ from nccltune.output.exports.result import (
     Exported,
     Result,
     comments,
+    nodes,
     one_line,
     provenance_lines,
     ranks,
@@ -36,8 +37,13 @@ _TRAINERS_OWN = {("gradient_as_bucket_view", False), ("static_graph", False)}
 
 
 def torchrun_command(result: Result) -> str:
-    """`torchrun` and its options, for one machine."""
-    count = ranks(result.best)
+    """`torchrun` and its options, for one machine; or as each of several nodes starts it, with
+    HEAD for the first of them.
+    """
+    count, several = ranks(result.best), nodes(result.best)
+    if several > 1:
+        meeting = "--rdzv-backend=c10d --rdzv-endpoint=HEAD:29500"
+        return f"torchrun --nnodes={several} --nproc-per-node={count or 'auto'} {meeting}"
     return f"torchrun --standalone --nproc-per-node={count or 'auto'}"
 
 

@@ -65,11 +65,17 @@ def comments(lines: Sequence[str]) -> str:
 
 
 def ranks(best: Best) -> int | None:
-    """How many ranks were measured, None where the file does not say."""
+    """How many ranks were measured on each node, None where the file does not say."""
     count = best.workload.get("nproc_per_node")
     if isinstance(count, int) and not isinstance(count, bool) and 0 < count <= _MOST_RANKS:
         return count
     return len(_gpus(best)) or None
+
+
+def nodes(best: Best) -> int:
+    """On how many machines they were, with as many ranks each."""
+    count = best.workload.get("nodes")
+    return count if type(count) is int and 0 < count <= _MOST_RANKS else 1
 
 
 def on_gpus(best: Best) -> bool:
@@ -145,6 +151,7 @@ def _job(best: Best) -> str | None:
         f"batch {best.batch_size} a rank",
         precision,
         f"{count} ranks" if count else None,
+        f"on each of {nodes(best)} nodes" if nodes(best) > 1 else None,
         f"which talked over sockets as if on {hosts} hosts" if hosts else None,
     ]
     return ", ".join(part for part in parts if part) if model else None
