@@ -11,7 +11,7 @@ from test_study_confirm import best, buckets_pay, confirmed, exports
 
 from nccltune.cli.result_lines import summary_lines
 from nccltune.space import key
-from nccltune.study.effects import Silences, acting, without_trace
+from nccltune.study.effects import Effects, Silences, acting, without_trace
 from nccltune.study.records import Measurement, Trial
 
 ONLY = ("NCCL_ALGO", "NCCL_BUFFSIZE", "bucket_cap_mb")
@@ -77,6 +77,19 @@ def test_what_is_silent_is_so_beside_the_same_other_variables() -> None:
     for algorithm in ("Tree", None):  # there it may act
         apart = {**PARTS, "NCCL_ALGO": algorithm}
         assert silences.same_effect(apart) == apart
+
+
+def test_names_of_trials_are_kept_until_more_is_known_to_do_nothing() -> None:
+    space = space_of(only=ONLY)
+    known: list[Measurement] = []
+    effects = Effects(Silences(known, space))
+    measured = set_to(ENV, {"NCCL_ALGO": ENV["NCCL_ALGO"]}, configuration=PARTS)
+    trial = Trial.of(measured)
+    assert effects.of_trials([trial]) == [key(PARTS)]
+    other = replace(trial, parameters={**PARTS, "bucket_cap_mb": 10})  # of the same number
+    assert effects.of_trials([other, trial]) == [key(other.parameters), key(PARTS)]
+    known.append(measured)
+    assert effects.of_trials([trial]) == [key({**PARTS, "NCCL_BUFFSIZE": None})]
 
 
 def speed(asked: Asked) -> float:
