@@ -7,8 +7,10 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -138,6 +140,46 @@ def test_the_shell_script_says_how_it_is_used() -> None:
 )
 def test_shell_files_parse(shell: str, name: str) -> None:
     run(shell, "-n", EXAMPLES / name)
+
+
+SEARCHING = """
+import sys, time
+from nccltune.launch.stopping import StopFlag
+
+stop = StopFlag()
+with stop.installed():
+    print("searching", flush=True)
+    for _ in range(3000):
+        if stop.requested:
+            print("told to stop", flush=True)
+            sys.exit(5)
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("name", ["retune.sbatch", "search.sbatch"])
+def test_a_batch_job_whose_time_is_up_tells_its_search(name: str, tmp_path: Path) -> None:
+    """Slurm sends INT to the script alone, which is no terminal's: bash has INT ignored there."""
+    (tmp_path / "searching.py").write_text(SEARCHING)
+    program = tmp_path / "nccltune"
+    program.write_text(f"#!/bin/sh\nexec {sys.executable} {tmp_path}/searching.py 2>&1\n")
+    program.chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "SLURM_JOB_ID": "1",
+    }
+    output = tmp_path / ("retune-1.json" if name == "retune.sbatch" else "out")
+    with (tmp_path / "out").open("w") as out:
+        job = subprocess.Popen(["bash", EXAMPLES / name, "STUDY"], env=environment, stdout=out)
+    until = time.monotonic() + 60
+    while not output.exists() or "searching" not in output.read_text():
+        assert job.poll() is None and time.monotonic() < until
+        time.sleep(0.02)
+    job.send_signal(signal.SIGINT)
+    assert job.wait(60) == 5
+    assert "told to stop" in output.read_text()
 
 
 def commands_of(name: str) -> list[list[str]]:

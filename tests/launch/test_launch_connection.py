@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -81,6 +82,29 @@ def test_one_that_hangs_up_without_a_word_is_turned_away(connection: Connection)
     assert not connection.accept(10)
     with dial(connection, hello()):
         assert connection.accept(10)
+
+
+def test_one_that_says_a_letter_at_a_time_is_turned_away_too(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nccltune.launch.connection._HELLO_SECONDS", 0.3)
+    stranger, over = dial(connection), threading.Event()
+
+    def drip() -> None:
+        while not over.wait(0.05):
+            with contextlib.suppress(OSError):
+                stranger.sendall(b" ")
+
+    thread = threading.Thread(target=drip, daemon=True)
+    thread.start()
+    accepting = threading.Thread(target=connection.accept, args=(10,), daemon=True)
+    accepting.start()
+    accepting.join(30)
+    held = accepting.is_alive()
+    over.set()
+    thread.join()
+    stranger.close()
+    assert not held and not connection.connected
 
 
 def test_nobody_there_is_no_connection(connection: Connection) -> None:

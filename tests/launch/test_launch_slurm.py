@@ -51,11 +51,33 @@ def test_what_is_missing_is_told_with_what_to_do(
         find_allocation({**commands, **changed})
 
 
+def test_names_serve_where_a_site_hides_its_nodes(commands: dict[str, str]) -> None:
+    scontrol = Path(commands["PATH"].partition(":")[0]) / "scontrol"
+    hidden = "echo 'Node gpu3 not found' >&2; exit 1\n"
+    lines = scontrol.read_text().splitlines(keepends=True)
+    scontrol.write_text("".join([*lines[:2], hidden]))
+    found = find_allocation({**commands, "SLURMD_NODENAME": "gpu3"})
+    assert [node.address for node in found.nodes] == ["gpu3", "gpu4"] and found.here == 0
+
+
 def test_a_step_has_one_task_with_all_of_each_node() -> None:
     words = srun_argv(Allocation("77", NODES, 0, 8), "nccltune-1-2", ("python", "train.py"))
     assert words[0] == "srun" and words[-2:] == ("python", "train.py")
     assert {"--jobid=77", "--ntasks=2", "--nodelist=gpu3,gpu4", "--overlap"} <= set(words)
-    narrow = {"SLURM_CPUS_PER_TASK": "4", "SRUN_CPUS_PER_TASK": "4", "SLURM_GPUS_PER_TASK": "1"}
+    assert "--mem=0" in words  # of the job, not of the step that the tuner runs in
+    narrow = {
+        "SLURM_CPUS_PER_TASK": "4",
+        "SRUN_CPUS_PER_TASK": "4",
+        "SLURM_GPUS_PER_TASK": "1",
+        # these make a step exact, which is one task's share
+        "SLURM_CPUS_PER_GPU": "8",
+        "SLURM_THREADS_PER_CORE": "1",
+        "SLURM_GPUS": "1",
+        "SLURM_MEM_PER_NODE": "1000",
+        "SLURM_MEM_PER_CPU": "10",
+        "SLURM_DISTRIBUTION": "arbitrary",
+        "SLURM_LABELIO": "1",
+    }
     assert step_environment({**narrow, "SLURM_JOB_ID": "77"}) == {"SLURM_JOB_ID": "77"}
 
 

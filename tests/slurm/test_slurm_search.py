@@ -22,7 +22,8 @@ FAULTY = ("--model", "smalljobs:faulty", "--space", "inert.yaml", "--confirm-lau
 ONE = ("--nproc-per-node", "1")
 
 
-either = pytest.mark.parametrize("launcher", ["slurm", "slurm-torchrun"])
+slow_plain = pytest.param("slurm-torchrun", marks=pytest.mark.slow)
+either = pytest.mark.parametrize("launcher", ["slurm", slow_plain])
 
 
 @pytest.mark.parametrize(("launcher", "ranks"), [("slurm", 2), ("slurm-torchrun", 1)])
@@ -86,6 +87,7 @@ def test_a_node_that_is_gone_ends_the_search_with_its_name(search: Search) -> No
     _stops_with_its_name(search, process)
 
 
+@pytest.mark.slow
 @either
 def test_a_node_that_is_lost_in_mid_trial_does_so_too(search: Search, launcher: str) -> None:
     process = search.start(*FAULTY, *ONE, "--trials", "3", launcher=launcher)
@@ -113,6 +115,7 @@ def _stops_with_its_name(
     search.assert_nothing_left()
 
 
+@pytest.mark.slow
 @either
 def test_an_agent_that_is_killed_leaves_nothing_and_costs_no_trial(
     search: Search, launcher: str
@@ -144,7 +147,11 @@ def test_a_cancelled_step_is_launched_again(search: Search, launcher: str) -> No
 
 @pytest.mark.parametrize(
     ("launcher", "number"),
-    [("slurm", signal.SIGKILL), ("slurm-torchrun", signal.SIGKILL), ("slurm", signal.SIGINT)],
+    [
+        ("slurm", signal.SIGKILL),
+        pytest.param("slurm-torchrun", signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("slurm", signal.SIGINT, marks=pytest.mark.slow),
+    ],
 )
 def test_nothing_outlives_a_tuner_that_ends(
     search: Search, launcher: str, number: signal.Signals
@@ -171,6 +178,7 @@ def test_a_node_with_other_settings_is_named_and_so_is_the_variable(search: Sear
     search.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_slow_node_is_named(search: Search) -> None:
     with search.slurm.setting("n1", "STEP_MS", "20"):
         slow = ("--model", "smalljobs:Sleepy", "--space", "inert.yaml", "--confirm-launches", "0")
@@ -198,6 +206,7 @@ def test_a_dry_run_shows_srun_and_torchrun(search: Search) -> None:
     assert not search.study.exists()
 
 
+@pytest.mark.slow
 def test_the_example_of_a_batch_job_searches(search: Search) -> None:
     folder = search.cli.folder
     program = folder / "bin" / "nccltune"

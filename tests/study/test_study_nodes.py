@@ -41,8 +41,10 @@ def test_equal_nodes_have_one_digest_and_nothing_to_tell() -> None:
     [
         (
             {"gpus": ["H200"] * 4},
-            "node gpu4 has 4 GPUs, and every node needs one for each of its 8",
+            "node gpu4 has 4 GPUs for this job, and every node needs one for each of its 8",
         ),
+        ({"usable_gpus": 4}, "node gpu4 has 4 GPUs for this job, .* give --nproc-per-node 4, or"),
+        ({"usable_gpus": 0}, "node gpu4 has 0 GPUs for this job, .* ranks; ask Slurm for as many"),
         ({"torch": "2.8.0"}, "node gpu4 has torch 2.8.0, node gpu3 has 2.9.1"),
         ({"nvidia-nccl-cu12": "2.26.2"}, "node gpu4 has nvidia-nccl-cu12 2.26.2"),
     ],

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from nccltune.worker.look import facts
+from nccltune.worker.look import _usable_gpus, facts
 
 JOB = f"test-{os.getpid()}"
 LOOK = (
@@ -64,6 +64,20 @@ def test_what_a_dead_tuner_of_this_job_has_left_is_ended(stack: ExitStack) -> No
         assert _look() == (1, [])
         assert orphan.wait(10) == -9
         assert busy.poll() is None and elsewhere.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2", "SLURM_GPUS_ON_NODE": "8"}, 3),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, 0),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 0),
+        ({"SLURM_GPUS_ON_NODE": "8"}, 8),
+        ({}, None),
+    ],
+)
+def test_gpus_are_those_of_the_job(given: dict[str, str], count: int | None) -> None:
+    assert _usable_gpus(given) == count
 
 
 def test_a_node_is_told_without_its_name() -> None:

@@ -7,9 +7,11 @@ import hmac
 import json
 import select
 import socket
+import time
 from collections.abc import Mapping
 from typing import Any
 
+from nccltune.worker.channel import keep_alive
 from nccltune.worker.spec import PROTOCOL_VERSION
 
 _LONGEST_LINE = 16 << 20
@@ -41,8 +43,10 @@ class Peer:
 
         Raises: ProtocolError for a closed connection, a line that is not JSON, another version.
         """
+        until = time.monotonic() + seconds  # also for one who says a letter at a time
         while b"\n" not in self._received:
-            if not select.select([self._socket], [], [], seconds)[0]:
+            left = max(0.0, until - time.monotonic())
+            if not select.select([self._socket], [], [], left)[0]:
                 return None
             try:
                 data = self._socket.recv(1 << 16)
@@ -89,7 +93,7 @@ class Listener:
             return None
         connection, _ = self._socket.accept()
         connection.settimeout(_HELLO_SECONDS)
-        _keep_alive(connection)
+        keep_alive(connection)
         peer = Peer(connection, name)
         try:
             hello = peer.receive(_HELLO_SECONDS)
@@ -107,14 +111,6 @@ class Listener:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.close()
-
-
-def _keep_alive(connection: socket.socket) -> None:
-    """A machine that loses its power says nothing: see it within half a minute."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
-        if hasattr(socket, option):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 class Connection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import subprocess
@@ -13,11 +14,17 @@ from nccltune.errors import StudyError, UsageError
 _SECONDS = 60.0
 _STEP_NAME = "nccltune"
 
-# srun takes them from the allocation and would give the one task of a node less than the node.
+# srun takes them from the allocation, or from the step that the tuner runs in, and would give the
+# one task of a node less than the node, or order nodes and write output in another way.
 _NARROWING = (
     *("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_GPU"),
-    *("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_TRES_BIND", "SLURM_EXACT"),
-    *("SLURM_EXCLUSIVE", "SLURM_WHOLE", "SLURM_HINT", "SLURM_EXPORT_ENV"),
+    *("SLURM_NTASKS_PER_TRES", "SLURM_CPUS_PER_GPU", "SLURM_THREADS_PER_CORE"),
+    *("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK"),
+    *("SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU", "SLURM_MEM_PER_NODE", "SLURM_MEM_BIND"),
+    *("SLURM_GPU_BIND", "SLURM_TRES_BIND", "SLURM_EXACT"),
+    *("SLURM_EXCLUSIVE", "SLURM_WHOLE", "SLURM_HINT", "SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV"),
+    *("SLURM_DISTRIBUTION", "SLURM_HOSTFILE", "SLURM_ARBITRARY_NODELIST"),
+    *("SLURM_LABELIO", "SLURM_STDOUTMODE", "SLURM_STDERRMODE"),
 )
 
 
@@ -71,7 +78,8 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation:
         raise UsageError(
             f"--launcher slurm: this machine is not one of the job's nodes ({listed}), so it shows "
             "nothing of their GPUs; run the same command on the first of them, in a shell that "
-            "`srun --overlap --nodes=1 --ntasks=1 --pty bash` opens, or submit it with sbatch"
+            "`srun --overlap --nodes=1 --ntasks=1 --cpu-bind=none --pty bash` opens, or submit it "
+            "with sbatch"
         )
     return Allocation(job, nodes, here, _count(environ.get("SLURM_GPUS_ON_NODE")))
 
@@ -79,8 +87,10 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation:
 def _look_up(listed: str, environ: Mapping[str, str]) -> list[Node]:
     """The nodes of a list as in `n[0-1]`, in its order."""
     names = ask_slurm(("scontrol", "show", "hostnames", listed), environ).split()
-    known = {}
-    for line in ask_slurm(("scontrol", "--oneliner", "show", "node", listed), environ).splitlines():
+    known, told = dict[str, Node](), ""
+    with contextlib.suppress(StudyError):  # some sites hide nodes (PrivateData): names serve then
+        told = ask_slurm(("scontrol", "--oneliner", "show", "node", listed), environ)
+    for line in told.splitlines():
         fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
         if name := fields.get("NodeName"):
             address, host = fields.get("NodeAddr", name), fields.get("NodeHostName", name)
@@ -106,7 +116,12 @@ def ask_slurm(command: Sequence[str], environ: Mapping[str, str]) -> str:
     """What one of Slurm's commands prints. Raises StudyError where it fails, with its words."""
     try:
         done = subprocess.run(
-            command, env=dict(environ), capture_output=True, timeout=_SECONDS, check=False
+            command,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,  # SCANCEL_INTERACTIVE asks
+            capture_output=True,
+            timeout=_SECONDS,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StudyError(f"{command[0]} does not answer: {error}") from error
@@ -140,6 +155,7 @@ def srun_argv(allocation: Allocation, name: str, command: Sequence[str]) -> tupl
         "--ntasks-per-node=1",
         f"--nodelist={','.join(allocation.names)}",
         "--overlap",
+        "--mem=0",  # all that the job has
         "--export=ALL",
         "--input=none",
         "--unbuffered",

@@ -12,6 +12,8 @@ from nccltune.study.fingerprinting import DIGEST
 
 _VERSIONS = ("torch", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 _ORDER = "node"
+# Memory sizes vary by themselves; how many ranks there are is the task's.
+_NOT_COMPARED = ("memory_gib", "usable_gpus")
 
 
 def fingerprints(facts: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
@@ -20,8 +22,8 @@ def fingerprints(facts: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any],
 
 
 def _digest(facts: Mapping[str, Any]) -> str:
-    """The same for nodes that may stand in for each other; memory sizes vary by themselves."""
-    compared = {name: value for name, value in facts.items() if name != "memory_gib"}
+    """The same for nodes that may stand in for each other."""
+    compared = {name: value for name, value in facts.items() if name not in _NOT_COMPARED}
     return hashlib.sha256(json.dumps(compared, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -30,10 +32,12 @@ def check_nodes(
 ) -> None:
     """Raises UsageError, with the node's name, where ranks could not work together."""
     for node, name in zip(nodes, names, strict=True):
-        if gpus and node["gpus"] and len(node["gpus"]) < ranks:
+        count = _gpus_of(node)
+        if gpus and count is not None and count < ranks:
+            fewer = f"give --nproc-per-node {count}, or " if count else ""
             raise UsageError(
-                f"node {name} has {len(node['gpus'])} GPUs, and every node needs one for each of "
-                f"its {ranks} ranks; give --nproc-per-node {len(node['gpus'])}, or leave it out"
+                f"node {name} has {count} GPUs for this job, and every node needs one for each of "
+                f"its {ranks} ranks; {fewer}ask Slurm for as many on each node (--gpus-per-node)"
             )
         for package in _VERSIONS:
             if node.get(package) != nodes[0].get(package):
@@ -44,12 +48,18 @@ def check_nodes(
                 )
 
 
+def _gpus_of(node: Mapping[str, Any]) -> int | None:
+    """How many GPUs the job has there; None where it cannot be told."""
+    usable: int | None = node.get("usable_gpus")
+    return usable if usable is not None else len(node["gpus"]) or None
+
+
 def node_notes(nodes: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterator[str]:
     """In what nodes differ from the first: the slowest sets the pace."""
     first = nodes[0]
     for node, name in zip(nodes[1:], names[1:], strict=True):
         for part in dict.fromkeys([*first, *node]):
-            if part not in (_ORDER, DIGEST, "memory_gib") and node.get(part) != first.get(part):
+            if part not in (_ORDER, DIGEST, *_NOT_COMPARED) and node.get(part) != first.get(part):
                 there, here = _shown(node.get(part)), _shown(first.get(part))
                 yield f"node {name} is not like node {names[0]}: {part} {there}, not {here}"
 

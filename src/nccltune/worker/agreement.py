@@ -32,7 +32,7 @@ def own_view(environ: Mapping[str, str], versions: Mapping[str, Any]) -> dict[st
         "name": environ.get("SLURMD_NODENAME") or platform.node(),
         "settings": {
             **{name: _digest(value.encode(errors="replace")) for name, value in _set(environ)},
-            **{file: _digest(text) for file, text in _files(environ)},
+            **{name: _digest(value) for name, value in _files(environ)},
         },
         "versions": {name: str(version) for name, version in versions.items()},
     }
@@ -40,22 +40,30 @@ def own_view(environ: Mapping[str, str], versions: Mapping[str, Any]) -> dict[st
 
 def _set(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for name, value in environ.items():
-        logs = name.startswith(_LOGGING)
-        if name.startswith(_COMPARED) and name not in MAY_DIFFER and not logs:
+        if name.startswith(_COMPARED) and not _may_differ(name):
             yield name, value
 
 
+def _may_differ(name: str) -> bool:
+    return name in MAY_DIFFER or name.startswith(_LOGGING)
+
+
 def _files(environ: Mapping[str, str]) -> Iterator[tuple[str, bytes]]:
-    """The lines that set something in NCCL's own files."""
+    """What NCCL's own files set, as `VARIABLE in FILE`; the first line of a variable counts."""
     own = environ.get("NCCL_CONF_FILE") or str(Path.home() / ".nccl.conf")
-    for name, path in ((_SYSTEM_CONF, _SYSTEM_CONF), ("the user's nccl.conf", own)):
+    for file, path in ((_SYSTEM_CONF, _SYSTEM_CONF), ("the user's nccl.conf", own)):
         try:
             lines = Path(path).read_bytes().splitlines()
         except OSError:
             continue
-        kept = [line.strip() for line in lines if line.strip() and not line.startswith(b"#")]
-        if kept:
-            yield name, b"\n".join(sorted(kept))
+        found: dict[str, bytes] = {}
+        for line in lines:
+            variable, sets, value = line.strip().partition(b"=")
+            name = variable.decode(errors="replace")
+            if sets and not name.startswith("#") and not _may_differ(name):
+                found.setdefault(name, value)
+        for name, text in found.items():
+            yield f"{name} in {file}", text
 
 
 def _digest(value: bytes) -> str:

@@ -17,6 +17,14 @@ ADDRESS = "NCCLTUNE_ADDRESS"
 TOKEN = "NCCLTUNE_TOKEN"
 
 
+def keep_alive(connection: socket.socket) -> None:
+    """A machine that loses its power says nothing: see it within half a minute."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, option):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
 class Channel:
     """A connection to the tuner. Raises ConnectionError when the tuner is gone."""
 
@@ -32,6 +40,10 @@ class Channel:
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return cls(connection)
+
+    def keep_alive(self) -> None:
+        """As `keep_alive`, for the tuner's machine."""
+        keep_alive(self._socket)
 
     def send(self, kind: str, **fields: Any) -> None:
         message = {"v": PROTOCOL_VERSION, "type": kind, **fields}

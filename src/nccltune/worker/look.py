@@ -12,7 +12,7 @@ import platform
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ def facts() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 30)),
         "gpus": sorted(_field(text, "Model") for text in _read_all(_GPUS)),
+        "usable_gpus": _usable_gpus(os.environ),
         "driver": _driver(),
         "nics": sorted(_nics()),
         "interfaces": sorted(_interfaces()),
@@ -72,6 +73,14 @@ def _field(text: str, name: str) -> str:
 
 def _cpu() -> str:
     return _field(_read("/proc/cpuinfo"), "model name") or platform.machine()
+
+
+def _usable_gpus(environ: Mapping[str, str]) -> int | None:
+    """How many of them this job has here; None where Slurm does not give out GPUs."""
+    seen, given = environ.get("CUDA_VISIBLE_DEVICES"), environ.get("SLURM_GPUS_ON_NODE", "")
+    if seen is not None:
+        return sum(part.strip() not in ("", "-1", "NoDevFiles") for part in seen.split(","))
+    return int(given) if given.isdecimal() else None
 
 
 def _driver() -> str | None:

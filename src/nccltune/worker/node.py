@@ -20,7 +20,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from nccltune.worker.channel import Channel
 from nccltune.worker.owners import mark_as_ours
@@ -31,6 +31,9 @@ ADDRESS, TOKEN = "NCCLTUNE_STEP_ADDRESS", "NCCLTUNE_STEP_TOKEN"
 CANCELLED = -int(signal.SIGTERM)
 
 FOLDER = "NCCLTUNE_HOST_FOLDER"
+# A signal's handler puts into it whatever it interrupts: queue.Queue would wait for its own lock.
+News: TypeAlias = "queue.SimpleQueue[dict[str, Any]]"
+
 _LONGEST = 50
 _POLL_SECONDS = 0.02
 _END_SECONDS = 10.0
@@ -41,12 +44,12 @@ def main() -> int:
     adopt_orphans()
     number = os.environ.get("SLURM_NODEID", "0")
     os.environ[NODE] = number
-    os.environ[FOLDER] = folder = _own_folder()
     channel = greet(number)
     news = _listening(channel)
     for each in (signal.SIGINT, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda _number, _frame: news.put({"type": "cancelled"}))
+    os.environ[FOLDER] = folder = _own_folder()  # not before there is anybody who has it removed
     process, code = _started(command, news), None
     watched: set[int] = set()
     while process is not None and (code := process.poll()) is None:
@@ -59,7 +62,8 @@ def main() -> int:
             _signal(message["pids"], int(message["number"]))
         elif message is not None and kind == "watch":
             watched |= set(message["pids"])
-        if watched and (gone := watched - set(descendants(os.getpid()))):
+        # Not by a look through all of /proc: ranks are being timed meanwhile.
+        if gone := {pid for pid in watched if not _lives(pid)}:
             watched -= gone
             with contextlib.suppress(OSError):
                 channel.send("gone", pids=sorted(gone))
@@ -83,6 +87,7 @@ def _own_folder() -> str:
 def greet(number: str) -> Channel:
     """Connect to the tuner, and say which node this is."""
     channel = Channel.connect(os.environ[ADDRESS])
+    channel.keep_alive()
     channel.send(
         "hello",
         token=os.environ[TOKEN],
@@ -93,9 +98,9 @@ def greet(number: str) -> Channel:
     return channel
 
 
-def _listening(channel: Channel) -> queue.Queue[dict[str, Any]]:
+def _listening(channel: Channel) -> News:
     """What the tuner says from here on; at last `gone`."""
-    news: queue.Queue[dict[str, Any]] = queue.Queue()
+    news: News = queue.SimpleQueue()
 
     def listen() -> None:
         try:
@@ -108,16 +113,14 @@ def _listening(channel: Channel) -> queue.Queue[dict[str, Any]]:
     return news
 
 
-def _next(news: queue.Queue[dict[str, Any]]) -> dict[str, Any] | None:
+def _next(news: News) -> dict[str, Any] | None:
     try:
         return news.get(timeout=_POLL_SECONDS)
     except queue.Empty:
         return None
 
 
-def _started(
-    command: Sequence[str], news: queue.Queue[dict[str, Any]]
-) -> subprocess.Popen[bytes] | None:
+def _started(command: Sequence[str], news: News) -> subprocess.Popen[bytes] | None:
     """The command, once it is to start; None where it is not to any more."""
     message = news.get()
     if message["type"] != "start":
@@ -140,6 +143,15 @@ def filled(word: str, values: Mapping[str, Any]) -> str:
 def _default_signals() -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
+
+
+def _lives(pid: int) -> bool:
+    """Whether it is there and no zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[:1] not in ([], ["Z"])
 
 
 def _signal(pids: Sequence[int], number: int) -> None:
