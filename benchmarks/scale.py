@@ -31,6 +31,7 @@ from nccltune.study.planner import Planner
 from nccltune.study.proposals import Proposer
 from nccltune.study.records import Trial
 from nccltune.study.sampling.choosing import Choice
+from nccltune.study.sampling.linear_algebra import on_one_thread
 from nccltune.study.store import Store
 
 SOURCE = Path(__file__).resolve().parents[1] / "studies" / "h200x2-resnet50"
@@ -86,6 +87,7 @@ def _other(space: ResolvedSpace, rng: random.Random, known: set[str]) -> dict[st
 
 def ask(paths: StudyPaths, count: int) -> dict[str, float]:
     """Opening the study and some proposals, in a process of their own: seconds, MB."""
+    on_one_thread()  # as the product does
     began = time.perf_counter()
     definition = read_definition(paths)
     whole = ResolvedSpace.from_dict(definition["space"])

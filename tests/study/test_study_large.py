@@ -183,7 +183,8 @@ def test_the_model_is_asked_for_a_part_of_the_trials_at_a_time(
 
     monkeypatch.setattr(Posterior, "predict", recorded)
     assert estimated(trials, found, SPACE) == at_once
-    assert sum(asked) == 280 and max(asked) < 280
+    # the first are those that the model is fitted to
+    assert sum(asked[1:]) == 280 and max(asked) < 280
 
 
 def test_the_same_importance_as_of_a_study_that_was_told() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pytest
 
 from nccltune.study.sampling.failing import ChanceToRun
 from nccltune.study.sampling.guide import Guide, Knob
 from nccltune.study.sampling.memory import Memory, Observation
 from nccltune.study.sampling.model import Floats, Levels, Priors, fit
-from nccltune.study.sampling.neighbours import climbed
+from nccltune.study.sampling.neighbours import climbed, doubles
 
 
 def test_a_growing_history_is_remembered_as_if_read_at_once() -> None:
@@ -56,6 +57,23 @@ def test_a_climb_reaches_the_top_or_its_limit() -> None:
     assert climbed(start, sizes, score).sum(axis=1).max() == 16
     near = climbed(start, sizes, score, changes=2)
     assert near.sum(axis=1).max() == 8 and (near != 0).sum(axis=1).max() == 2
+
+
+@pytest.mark.parametrize(("sizes", "count"), [((1, 1), 0), ((2, 2), 1), ((3, 1, 4), 6)])
+def test_doubles_are_all_that_differ_in_two(sizes: tuple[int, ...], count: int) -> None:
+    start = np.zeros(len(sizes), dtype=np.intp)
+    rows = doubles(start, np.array(sizes), np.random.default_rng(0))
+    every = set(itertools.product(*map(range, sizes)))
+    assert {tuple(row) for row in rows.tolist()} == {
+        row for row in every if sum(v != 0 for v in row) == 2
+    }
+    assert len(rows) == count
+
+
+def test_of_very_many_doubles_some_are_drawn() -> None:
+    rows = doubles(np.zeros(12, dtype=np.intp), np.array([9] * 12), np.random.default_rng(0))
+    assert len(np.unique(rows, axis=0)) == len(rows) == 1200
+    assert ((rows != 0).sum(axis=1) == 2).all()
 
 
 def test_what_shares_values_with_failures_is_likelier_to_fail() -> None:

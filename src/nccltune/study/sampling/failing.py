@@ -9,7 +9,7 @@ import numpy as np
 from nccltune.study.sampling.memory import Code
 from nccltune.study.sampling.model import Codes, Floats
 
-_TOLD = 80  # failures, and successes, that are looked at: the last ones
+TOLD = 80  # failures, and successes, that are looked at: the last ones
 
 
 class ChanceToRun:
@@ -19,7 +19,7 @@ class ChanceToRun:
 
     def __init__(self, good: Sequence[Code], bad: Sequence[Code], default: Code) -> None:
         self._default = np.array(default)
-        good, bad = good[-_TOLD:], bad[-_TOLD:]
+        good, bad = good[-TOLD:], bad[-TOLD:]
         self._seen = np.array([*bad, *good], dtype=np.intp) if bad else None
         if self._seen is not None:
             label = np.array([-1.0] * len(bad) + [0.0] * len(good))

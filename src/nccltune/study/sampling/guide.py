@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from nccltune.space.scalars import is_number
 from nccltune.study.records import AGAIN, Value
-from nccltune.study.sampling.failing import ChanceToRun
+from nccltune.study.sampling.failing import TOLD, ChanceToRun
 from nccltune.study.sampling.memory import Code, Memory, Observation
 from nccltune.study.sampling.model import Codes, Floats, Levels, Posterior, Priors, fit
 from nccltune.study.sampling.neighbours import climbed, doubles, singles
@@ -156,13 +156,13 @@ class Guide:
             measured = np.unique(model.codes, axis=0)
             mean = model.predict(measured)[0]
             order = np.argsort(-mean, kind="stable")
-            runs = ChanceToRun([o.code for o in memory.good], memory.bad, self.default)
+            runs = ChanceToRun([o.code for o in memory.good[-TOLD:]], memory.bad, self.default)
             self._now = _Now(
                 history, len(history), model, measured[order], float(mean[order[0]]), runs
             )
         return self._now
 
-    def _fit(self, *, loose: bool = False) -> Posterior:
+    def _fit(self, *, loosely_from: Posterior | None = None) -> Posterior:
         good = self._memory.remembered(self.default)
         keys = [self._launch(o) for o in good]
         numbers = {key: i for i, key in enumerate(dict.fromkeys(keys))}
@@ -186,7 +186,7 @@ class Guide:
             np.array([numbers[k] for k in keys]),
             np.array([o.value for o in good], dtype=float),
             priors,
-            loose=loose,
+            loosely_from=loosely_from,
         )
 
     def _launch(self, observation: Observation) -> Any:
@@ -209,12 +209,12 @@ class Guide:
         have one.
         """
         now = self._known(history)
-        done = self._memory.means.keys() | set(self._memory.bad)
+        done = self._memory.measured
         codes = self._candidates(now)
         left = np.array([c for c in map(_code, codes) if c not in done], dtype=np.intp)
         if not len(left):
             return 0.0
-        model = self._fit(loose=True)
+        model = self._fit(loosely_from=now.model)
         mean, spread = model.predict(left)
         best = now.measured[0]
         reach = float(model.predict(best[None, :])[0][0]) + math.log1p(threshold)
@@ -238,7 +238,7 @@ class Guide:
         no other launch than it is cheaper.
         """
         self._memory.catch_up(history)
-        measured = self._memory.means.keys() | set(self._memory.bad)
+        measured = self._memory.measured
         presets = [Proposal(c, why) for c, why in self._presets.items() if c not in measured]
         rng = np.random.default_rng((self._seed, len(history)))
         if not self._memory.good:
@@ -264,8 +264,7 @@ class Guide:
         gain = spread * (z * _below(z) + np.exp(-z * z / 2) / math.sqrt(2 * math.pi))
         gain *= now.runs.of(codes)
         each = list(map(_code, codes))
-        failed = set(self._memory.bad)
-        gain[[code in failed for code in each]] = 0.0
+        gain[[code in self._memory.failed for code in each]] = 0.0
         cost = np.ones(len(codes))
         if self._costly and live is not None:
             known = np.array([code in self._memory.means for code in each])

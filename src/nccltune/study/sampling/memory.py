@@ -10,7 +10,7 @@ from typing import Any
 Code = tuple[int, ...]
 """A configuration: for each parameter the place of its value."""
 
-_REMEMBERED = 112  # observations that a model is fitted to: its cost grows with their cube
+_REMEMBERED = 96  # observations that a model is fitted to: its cost grows with their cube
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,10 @@ class Memory:
         """Those that have a value."""
         self.bad: list[Code] = []
         """Those that failed, each time that they did."""
+        self.failed: set[Code] = set()
+        self.measured: set[Code] = set()
+        """With a value or without."""
+        self._kept: list[Observation] | None = None
         self.means: dict[Code, float] = {}
         """Of each configuration that has values."""
         self.times: dict[Code, int] = {}
@@ -46,6 +50,11 @@ class Memory:
         """
         if len(self.good) <= _REMEMBERED:
             return self.good
+        if self._kept is None:
+            self._kept = self._chosen(default)
+        return self._kept
+
+    def _chosen(self, default: Code) -> list[Observation]:
         kept = {default, *(o.code for o in self.good[-_REMEMBERED // 4 :])}
         room = _REMEMBERED - sum(self.times.get(code, 0) for code in kept)
         for code in heapq.nlargest(_REMEMBERED, self.means, key=self.means.__getitem__):
@@ -58,8 +67,11 @@ class Memory:
             self._begin(history)
         for observation in history[self._read :]:
             code, value = observation.code, observation.value
+            self.measured.add(code)
+            self._kept = None
             if value is None:
                 self.bad.append(code)
+                self.failed.add(code)
                 continue
             self.good.append(observation)
             times = self.times[code] = self.times.get(code, 0) + 1

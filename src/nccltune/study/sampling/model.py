@@ -87,11 +87,9 @@ class Posterior:
 
     def signal(self, a: Codes, b: Codes) -> Floats:
         """Prior covariance of configurations, shape (len(a), len(b))."""
-        parts = _parts(self.kernels, self.pairs, a, b, self.default, self.priors)
-        count = len(parts) - 1
-        return np.asarray(
-            np.tensordot(self.variances[:count], np.stack(parts[:count]), 1) + parts[-1]
-        )
+        rows = _rows(self.kernels, a, b)
+        common = _common(a, b, self.default, self.priors)
+        return _combined(rows, self.pairs, self.variances) + common
 
     def predict(self, codes: Codes) -> tuple[Floats, Floats]:
         """Mean and standard deviation of log speed, luck left out. Shapes (len(codes),)."""
@@ -122,13 +120,19 @@ class Posterior:
 def _combined(
     rows: Sequence[Floats], pairs: Sequence[tuple[int, int]], variances: Floats
 ) -> Floats:
+    """The sum of all parts, each times its variance: as `_parts` with what is common left out."""
     count = len(rows)
-    total = sum(v * r for v, r in zip(variances[:count], rows, strict=True))
-    for v, (a, b) in zip(variances[count : count + len(pairs)], pairs, strict=True):
-        total = total + v * rows[a] * rows[b]
-    others = variances[count + len(pairs) : 2 * count + len(pairs)]
-    for v, part in zip(others, _with_any(rows), strict=True):
-        total = total + v * part
+    single, declared, others = np.split(variances, [count, count + len(pairs)])
+    whole = np.sum(rows, axis=0)
+    total = np.zeros_like(whole)
+    for row, v, other in zip(rows, single, others, strict=False):
+        part = whole - row
+        part *= other / 2
+        part += v
+        part *= row
+        total += part
+    for v, (a, b) in zip(declared, pairs, strict=True):
+        total += v * rows[a] * rows[b]
     return np.asarray(total)
 
 
@@ -146,10 +150,19 @@ def _parts(
     default: Codes,
     priors: Priors,
 ) -> list[Floats]:
-    rows = [k[np.ix_(x, y)] for k, x, y in zip(kernels, a.T, b.T, strict=True)]
-    changed = [(c != default).sum(axis=1).astype(float) for c in (a, b)]
-    common = priors.change_spread**2 * np.outer(*changed)
+    rows = _rows(kernels, a, b)
+    common = _common(a, b, default, priors)
     return [*rows, *(rows[i] * rows[j] for i, j in pairs), *_with_any(rows), common]
+
+
+def _rows(kernels: Sequence[Floats], a: Codes, b: Codes) -> list[Floats]:
+    return [k[np.ix_(x, y)] for k, x, y in zip(kernels, a.T, b.T, strict=True)]
+
+
+def _common(a: Codes, b: Codes, default: Codes, priors: Priors) -> Floats:
+    """What changes have in common, whatever they are."""
+    changed = [(c != default).sum(axis=1).astype(float) for c in (a, b)]
+    return np.asarray(priors.change_spread**2 * np.outer(*changed))
 
 
 def fit(
@@ -159,11 +172,12 @@ def fit(
     values: Floats,
     priors: Priors,
     *,
-    loose: bool = False,
+    loosely_from: Posterior | None = None,
 ) -> Posterior:
     """The model after `values` (log speeds) of the configurations `codes`, measured in `launches`
-    (equal numbers share a launch's luck). `loose`: how large effects are at all is learned from all
-    of them together, so that where nothing matters little is expected of what was not tried.
+    (equal numbers share a launch's luck). `loosely_from`: the model of the same observations, from
+    which this one learns how large effects are at all from all of them together, so that where
+    nothing matters little is expected of what was not tried.
     """
     kernels = [level.kernel() for level in levels]
     default = np.array([level.default for level in levels], dtype=np.intp)
@@ -185,10 +199,12 @@ def fit(
     )
     found = Posterior(kernels, expected**2, priors.pairs, priors, codes, default)
     mean_given = found._expected(codes)
-    variances = expected**2
+    variances, rounds = expected**2, _ROUNDS
+    if loosely_from is not None:
+        variances, rounds = loosely_from.variances, _ROUNDS // 2
     stack = np.stack(learned)
     effects, usual = len(learned) - 2, expected**2
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         inverse = _inverse(np.tensordot(variances, stack, 1) + common)
         _, weights = _residual(inverse, values - mean_given)
         quadratic = (stack @ weights) @ weights
@@ -196,7 +212,7 @@ def fit(
         variances = variances * np.sqrt(
             (quadratic + _PRIOR * usual / variances**2) / (trace + _PRIOR / variances)
         )
-        if loose:
+        if loosely_from is not None:
             ratio = float((variances[:effects] / expected[:effects] ** 2).sum())
             usual[:effects] = expected[:effects] ** 2 * (_LOOSE + ratio) / (_LOOSE + effects)
     covariance = np.tensordot(variances, stack, 1) + common

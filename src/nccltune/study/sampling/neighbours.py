@@ -27,14 +27,17 @@ def singles(start: Codes, sizes: NDArray[Any]) -> Codes:
 
 def doubles(start: Codes, sizes: NDArray[Any], rng: np.random.Generator) -> Codes:
     """Configurations that differ in two parameters, drawn where there are many."""
-    moves = [(a, v) for a, size in enumerate(sizes) for v in range(size) if v != start[a]]
-    pairs = [(x, y) for i, x in enumerate(moves) for y in moves[i + 1 :] if x[0] != y[0]]
-    if len(pairs) > _PAIRS:
-        pairs = [pairs[i] for i in rng.choice(len(pairs), _PAIRS, replace=False)]
-    rows = np.repeat(start[None, :], len(pairs), axis=0)
-    for row, changes in zip(rows, pairs, strict=True):
-        for axis, value in changes:
-            row[axis] = value
+    changes = [(a, v) for a, size in enumerate(sizes) for v in range(size) if v != start[a]]
+    moves = np.array(changes, dtype=np.intp).reshape(-1, 2)
+    first, second = np.triu_indices(len(moves), 1)
+    apart = moves[first, 0] != moves[second, 0]
+    first, second = first[apart], second[apart]
+    if len(first) > _PAIRS:
+        kept = rng.choice(len(first), _PAIRS, replace=False)
+        first, second = first[kept], second[kept]
+    rows = np.repeat(start[None, :], len(first), axis=0)
+    for moved in (first, second):
+        rows[np.arange(len(rows)), moves[moved, 0]] = moves[moved, 1]
     return rows
 
 
