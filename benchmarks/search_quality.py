@@ -36,7 +36,7 @@ from quality.synthetic import KINDS, synthetic
 
 TRIALS = (10, 20, 40)
 SEEDS = 200
-FIRST = 1000  # the sampler was worked out on the first hundred
+FIRST = 1000  # the sampler was worked out on the first two hundred
 QUICK_SEEDS = 6
 RECORDED = Path(__file__).resolve().parent / "landscapes"
 POOR = 0.03  # regret of random above which guided has to halve it at 20 trials

@@ -72,7 +72,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Weights:
-    """How a proposal is chosen. Worked out on the first 100 seeds of made-up landscapes and of a
+    """How a proposal is chosen. Worked out on the first 200 seeds of made-up landscapes and of a
     recorded one (benchmarks/quality); the comparison with others begins at another seed.
     """
 
