@@ -8,7 +8,7 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,6 +39,10 @@ _CONNECT_SECONDS = 10
 _PATIENCE_SECONDS = 60.0
 _LOCK_SECONDS = 30  # less than a tuner may be silent
 _AWAY = (StorageInternalError, OperationalError, InterfaceError, OSError)
+# What Optuna raises for records of a journal whose fields are not what they should be.
+_FIELDS = (LookupError, TypeError, AttributeError, AssertionError)
+# Of every record, as Optuna and we write them: the kind of its operation comes first.
+_BEGINNING = b'{"op_code":'
 _CREATIONS = 8  # tuners that meet an empty database at the same time make its tables in turn
 _DRIVERS = {"postgresql": ("psycopg", "psycopg2"), "mysql": ("MySQLdb", "pymysql")}
 _INSTALL = {
@@ -76,8 +80,14 @@ class Shared:
                 if time.monotonic() > until:
                     raise self._lost(error) from error
                 time.sleep(0.5)
+            except DamagedJournal as error:
+                raise StudyError(_damaged(self.where, error)) from error
             except (OptunaError, SQLAlchemyError, ValueError) as error:
                 raise self._lost(error) from error
+            except _FIELDS as error:
+                if not isinstance(self.storage, JournalStorage):
+                    raise
+                raise StudyError(_damaged(self.where, None)) from error
 
     def _lost(self, error: Exception) -> StudyError:
         return StudyError(
@@ -98,6 +108,12 @@ def open_storage(given: str) -> Shared:
             storage = _database(given) if is_url(given) else _journal(given)
     except UsageError:
         raise
+    except DamagedJournal as error:
+        raise UsageError(_damaged(where, error)) from None
+    except _FIELDS as error:
+        if is_url(given):
+            raise
+        raise UsageError(_damaged(where, None)) from error
     except NoSuchModuleError:
         raise UsageError(
             f"--storage {where}: no database of that kind is known; give postgresql://USER@HOST/"
@@ -109,6 +125,14 @@ def open_storage(given: str) -> Shared:
             f"--storage {where}: cannot be opened: {reason(error, secrets)}; {what}"
         ) from None
     return Shared(storage, where, secrets)
+
+
+def _damaged(where: str, error: DamagedJournal | None) -> str:
+    what = "a record in it cannot be read, or its study is gone" if error is None else str(error)
+    return (
+        f"--storage {where}: the journal is damaged: {what}. Put a whole copy of it back, or begin "
+        "another study (--study) in a new file"
+    )
 
 
 def reason(error: BaseException, secrets: frozenset[str]) -> str:
@@ -166,7 +190,28 @@ def _journal(given: str) -> JournalStorage:
         raise UsageError(f"--storage {given}: is a folder; give the path of a file in it")
     if not path.parent.is_dir():
         raise UsageError(f"--storage {given}: there is no folder {path.parent}; make it first")
+    _check_journal(path, given)
     return JournalStorage(Journal(path))
+
+
+def _check_journal(path: Path, given: str) -> None:
+    """Before anything is written: raises UsageError for a file that is no journal."""
+    if path.exists() and not path.is_file():
+        raise UsageError(f"--storage {given}: is no regular file; give the path of a new file")
+    try:
+        with path.open("rb") as file:
+            begins = file.read(len(_BEGINNING))
+    except FileNotFoundError:
+        return
+    if begins not in (b"", _BEGINNING):
+        raise UsageError(
+            f"--storage {given}: is not a journal of trials, and nothing in it was changed; give "
+            "the path of a new file, or of a journal that another tuner has begun"
+        )
+
+
+class DamagedJournal(ValueError):
+    """A line that is no record, by its number."""
 
 
 class Journal(JournalFileBackend):
@@ -181,6 +226,18 @@ class Journal(JournalFileBackend):
         super().__init__(str(path), self._held)
         self._path = path
         self._append(b"")  # so that a cut line is gone, and a file without rights told, at once
+
+    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
+        """The records from that number on. Raises DamagedJournal at the first that is none."""
+        number, logs = log_number_from, super().read_logs(log_number_from)
+        try:
+            for log in logs:
+                if not isinstance(log, dict) or "op_code" not in log:
+                    raise ValueError
+                yield log
+                number += 1
+        except ValueError:
+            raise DamagedJournal(f"line {number + 1} is no record") from None
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         lines = [json.dumps(log, separators=(",", ":")) for log in logs]
