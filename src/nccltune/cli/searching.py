@@ -112,7 +112,7 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
             )
     if as_json:
         document = {**documents.as_json(summary), "ended": ending}
-        print(json.dumps(document, indent=2))
+        tell(json.dumps(document, indent=2))
     else:
         tables.print_summary(summary)
     return 0
@@ -187,7 +187,7 @@ def _dry_run(start: Start, paths: StudyPaths, cache: Path, *, as_json: bool) -> 
             "done": len(done),
             "forecast": forecast,
         }
-        print(json.dumps(document, indent=2))
+        tell(json.dumps(document, indent=2))
         return 0
     tell(tables.space_text(space))
     if not space.probed:

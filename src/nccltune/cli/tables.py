@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nccltune.cli.result_lines import summary_lines
+from nccltune.cli.speaking import let_go_of_stdout
 from nccltune.nccl.findings import printable
 from nccltune.output import words
 from nccltune.space import ResolvedSpace
@@ -37,7 +38,14 @@ _PLAIN_WIDTH = 120  # where no terminal says otherwise
 
 def console_on(file: TextIO) -> Console:
     width = shutil.get_terminal_size().columns if file.isatty() else _PLAIN_WIDTH
-    return harmless(Console(file=file, width=width, highlight=False))
+    return harmless(_ReadersMayLeave(file=file, width=width, highlight=False))
+
+
+class _ReadersMayLeave(Console):
+    """One that goes on where rich itself would end the process, as with `| head`."""
+
+    def on_broken_pipe(self) -> None:
+        let_go_of_stdout()
 
 
 def harmless(console: Console) -> Console:

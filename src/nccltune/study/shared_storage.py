@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-import optuna
 from optuna.exceptions import (
     DuplicatedStudyError,
     OptunaError,
@@ -33,6 +32,7 @@ from sqlalchemy.exc import (
 
 from nccltune.errors import StudyError, UsageError
 from nccltune.study.folder import cut_back
+from nccltune.study.quiet import optuna
 from nccltune.study.urls import is_url, secrets_of, without_password
 
 _CONNECT_SECONDS = 10
