@@ -81,7 +81,7 @@ def test_says_that_nccl_cannot_act(finished) -> None:  # type: ignore[no-untyped
     _, run = finished
     gloo = [line for line in run.stderr.splitlines() if "gloo" in line]
     assert len(gloo) == 1 and "NCCL variables cannot act here" in gloo[0]
-    assert "baseline" in run.stderr and "trial 3/4" in run.stderr
+    assert "baseline" in run.stderr and "trial 3 (4/4)" in run.stderr
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash", "dash"])

@@ -55,6 +55,11 @@ from nccltune.study.survey import Survey, nccl_version, refuse_busy, refuse_empt
 from nccltune.study.together import Sharing, Team, joined, refuse_shared, take_over
 from nccltune.worker.spec import Settings
 
+NOT_CONFIRMED = (
+    "--confirm-launches 0: nothing is confirmed, and the launches that show the noise and where a "
+    "step's time goes are left out too, so no setting is left out for them and all trials are made"
+)
+
 
 def carry_out(
     found: Survey,
@@ -197,6 +202,8 @@ def _measure(
         health=partial(_read, found),
         gpus=found.gpus,
     )
+    if limit == 0 and done < trials:
+        say(NOT_CONFIRMED)
     confirmed: list[str] = []
     with open_reporter(store, space, budget, limit, found.node_names) as reporter:
         search = Search(
@@ -317,7 +324,7 @@ def _told_ending(
         )
     count = f"{done} trial{'' if done == 1 else 's'}"
     reasons: dict[Ending, str] = {
-        "trials": f"done: {count}",
+        "trials": f"done: {count}, the baseline included",
         "time": f"the time budget is spent after {done} of {found.options.trials} trials (a "
         "further one would end after it); the same command goes on",
         "settled": f"done after {count} of {found.options.trials}: more are unlikely to find "
