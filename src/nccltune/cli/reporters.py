@@ -83,8 +83,8 @@ class PlainReporter:
 
     def no_confirmation(self, seconds: float) -> None:
         self.note(
-            f"note: a confirmation takes about {words.duration(seconds)} more here, which the time "
-            "budget does not leave: the result will be marked not confirmed"
+            f"note: a few trials and a confirmation take about {words.duration(seconds)} more "
+            "here, which the time budget does not leave: the result will be marked not confirmed"
         )
 
     def launch_ends(self, launch: Launch, measurement: Measurement) -> None:

@@ -32,7 +32,7 @@ from nccltune.study.batch_sizes import (
 )
 from nccltune.study.bounds import gains, left_out
 from nccltune.study.budget import Budget
-from nccltune.study.confirming import confirm_results
+from nccltune.study.confirming import confirm_results, plain_more
 from nccltune.study.definition import Definition, going_on, refuse_changes
 from nccltune.study.diagnosing import diagnose, diagnosis_in, record
 from nccltune.study.effects import Silences
@@ -216,6 +216,7 @@ def _measure(
             confirm=limit > 0,
             settle=not found.options.search_anyway,
             pruning=pruning_of(found.options),
+            plain_more=plain_more(launcher, plain),
             partners=team,
         )
         search.narrow = partial(_narrow, found, measurer, planner, reporter)
@@ -325,8 +326,8 @@ def _told_ending(
     count = f"{done} trial{'' if done == 1 else 's'}"
     reasons: dict[Ending, str] = {
         "trials": f"done: {count}, the baseline included",
-        "time": f"the time budget is spent after {done} of {found.options.trials} trials (a "
-        "further one would end after it); the same command goes on",
+        "time": f"the time budget has no room for more than {done} of {found.options.trials} "
+        "trials; the same command goes on",
         "settled": f"done after {count} of {found.options.trials}: more are unlikely to find "
         "anything at your batch size that is faster by more than launches scatter "
         "(--search-anyway goes on)",
