@@ -47,6 +47,7 @@ from nccltune.study.script_survey import refuse_no_place, with_facts, with_scrip
 from nccltune.study.store import Store, has_results
 from nccltune.study.survey import Survey, refuse_empty, resolve_space
 from nccltune.study.together import Sharing
+from nccltune.study.urls import without_password
 
 
 def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
@@ -69,6 +70,10 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
             with locked(named):
                 pass
     shared = None
+    if dry_run and options.storage is not None:
+        from nccltune.study.shared_storage import check_storage
+
+        check_storage(options.storage)
     if not dry_run:
         check_writable(options.studies_dir)
         if options.storage is not None:
@@ -203,5 +208,8 @@ def _dry_run(start: Start, paths: StudyPaths, cache: Path, *, as_json: bool) -> 
             tell("(warm ranks are forked with the same variables, by hosts that one step starts)")
     for line in plan.lines():
         tell(f"  {printable(line)}")
+    if found.options.storage is not None:
+        where = without_password(found.options.storage)
+        tell(f"\nstorage {where}: not opened; its name and place are as they can be")
     tell(f"\nstudy {paths.folder}: {len(done)} of {trials} trials done; {forecast}")
     return 0

@@ -21,6 +21,7 @@ from optuna.exceptions import (
 )
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from sqlalchemy import create_engine
 from sqlalchemy.exc import (
     IntegrityError,
     InterfaceError,
@@ -102,6 +103,7 @@ def open_storage(given: str) -> Shared:
     Raises: UsageError that says what to do, without the password of a URL.
     """
     where, secrets = without_password(given), secrets_of(given)
+    check_storage(given)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -114,17 +116,43 @@ def open_storage(given: str) -> Shared:
         if is_url(given):
             raise
         raise UsageError(_damaged(where, None)) from error
+    except (Exception, SystemExit) as error:  # whatever a driver raises
+        raise _cannot_be_opened(given, error) from None
+    return Shared(storage, where, secrets)
+
+
+def check_storage(given: str) -> None:
+    """What can be seen of a storage without opening or making it. Raises UsageError, as opening it
+    does.
+    """
+    if not is_url(given):
+        try:
+            _check_journal(Path(given).absolute(), given)
+        except OSError as error:
+            raise _cannot_be_opened(given, error) from None
+        return
+    where, kind = without_password(given), _kind(given)
+    try:
+        engine = create_engine(_with_driver(given, kind))  # which connects to nothing
+    except UsageError:
+        raise
+    except ImportError:
+        raise _no_driver(given, kind) from None
     except NoSuchModuleError:
         raise UsageError(
             f"--storage {where}: no database of that kind is known; give postgresql://USER@HOST/"
             "DATABASE, or the path of a journal file that all tuners see"
         ) from None
-    except (Exception, SystemExit) as error:  # whatever a driver raises
-        what = "check the URL, and that the server is up" if is_url(given) else "give another path"
-        raise UsageError(
-            f"--storage {where}: cannot be opened: {reason(error, secrets)}; {what}"
-        ) from None
-    return Shared(storage, where, secrets)
+    except Exception as error:
+        raise _cannot_be_opened(given, error) from None
+    if kind == "sqlite" and engine.url.database:
+        _check_place(Path(engine.url.database).absolute(), given)
+
+
+def _cannot_be_opened(given: str, error: BaseException) -> UsageError:
+    what = "check the URL, and that the server is up" if is_url(given) else "give another path"
+    told = reason(error, secrets_of(given))
+    return UsageError(f"--storage {without_password(given)}: cannot be opened: {told}; {what}")
 
 
 def _damaged(where: str, error: DamagedJournal | None) -> str:
@@ -146,7 +174,7 @@ def reason(error: BaseException, secrets: frozenset[str]) -> str:
 
 
 def _database(url: str) -> BaseStorage:
-    kind = re.split(r"[+:]", url, maxsplit=1)[0]
+    kind = _kind(url)
     arguments: dict[str, Any] = {"connect_timeout": _CONNECT_SECONDS}
     if kind == "sqlite":
         arguments = {"timeout": 60}
@@ -156,13 +184,15 @@ def _database(url: str) -> BaseStorage:
         try:
             # Behind a cache of finished trials, which never change again.
             return get_storage(RDBStorage(address, engine_kwargs=options))
-        except ImportError:
-            raise _no_driver(url, kind) from None
         except (IntegrityError, ProgrammingError):
             if attempt == _CREATIONS - 1:
                 raise
             time.sleep(0.2 * (attempt + 1))  # another tuner makes the same tables just now
     raise AssertionError
+
+
+def _kind(url: str) -> str:
+    return re.split(r"[+:]", url, maxsplit=1)[0]
 
 
 def _with_driver(url: str, kind: str) -> str:
@@ -185,17 +215,22 @@ def _no_driver(url: str, kind: str) -> UsageError:
 
 
 def _journal(given: str) -> JournalStorage:
-    path = Path(given).absolute()
+    return JournalStorage(Journal(Path(given).absolute()))
+
+
+def _check_place(path: Path, given: str) -> None:
+    """Raises UsageError where no file can be."""
     if path.is_dir():
         raise UsageError(f"--storage {given}: is a folder; give the path of a file in it")
     if not path.parent.is_dir():
         raise UsageError(f"--storage {given}: there is no folder {path.parent}; make it first")
-    _check_journal(path, given)
-    return JournalStorage(Journal(path))
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"--storage {given}: cannot be written here; give another path")
 
 
 def _check_journal(path: Path, given: str) -> None:
     """Before anything is written: raises UsageError for a file that is no journal."""
+    _check_place(path, given)
     if path.exists() and not path.is_file():
         raise UsageError(f"--storage {given}: is no regular file; give the path of a new file")
     try:
