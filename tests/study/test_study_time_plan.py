@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from study_jobs import Asked, FormulaLauncher, Listener, definition, search_in, space_of
+from study_jobs import Asked, FormulaLauncher, Listener, Speed, definition, search_in, space_of
 
+from nccltune.launch.protocol import Failure
 from nccltune.output import verdicts
 from nccltune.study.blocks import Launch
 from nccltune.study.budget import FLOOR_TRIALS, Budget
@@ -54,9 +55,11 @@ class Run:
         return list(dict.fromkeys(launch.comparison for launch in self.listener.launches))
 
 
-def searched(folder: Path, seconds: float | None, trials: int = 40) -> Run:
-    """By the clock of the launches: 3 s each, 23 s by plain commands."""
-    warm, plain = FormulaLauncher(two_pay()), FormulaLauncher(two_pay())
+def searched(
+    folder: Path, seconds: float | None, trials: int = 40, by_files: Speed | None = None
+) -> Run:
+    """By the clock of the launches: 3 s each, 23 s by plain commands, whose speed is `by_files`."""
+    warm, plain = FormulaLauncher(two_pay()), FormulaLauncher(by_files or two_pay())
     plain.name = "torchrun"
     plain.seconds = {"start": PLAIN - 2.0, "measure": 2.0}
     paths, listener, notes = StudyPaths(folder), Listener(), list[str]()
@@ -110,6 +113,21 @@ def test_tests_of_what_pays_leave_their_time_to_the_files(tmp_path: Path) -> Non
     assert own is not None and own.faster and own.files is not None
     assert any("no time to find out which settings pay" in note for note in run.notes)
     assert verdicts.through_files(own.files).startswith("plain torchrun launches, without and with")
+
+
+def test_files_that_fall_short_where_no_time_is_left_to_repeat_it_show_their_figures(
+    tmp_path: Path,
+) -> None:
+    run = searched(tmp_path / "s", LEAST + 6.0, by_files=lambda _asked: 100.0)
+    assert run.summary.own is not None and run.summary.own.faster
+    assert run.summary.own.files == (100.0, 100.0)
+
+    def fails(asked: Asked) -> float | Failure:
+        set_by_us = asked.env.keys() & THREE.keys() or asked.ddp
+        return Failure("crashed", "no such library") if set_by_us else 100.0
+
+    run = searched(tmp_path / "f", LEAST + 6.0, by_files=fails)
+    assert "best.env and best.yaml failed" in verdict_line(run.summary)
 
 
 def test_half_of_the_budget_at_most_unless_a_verdict_takes_more() -> None:

@@ -21,7 +21,7 @@ from nccltune.launch.stopping import StopFlag
 from nccltune.launch.worker_files import place_worker
 from nccltune.machine.health import Reading, read
 from nccltune.output.diagnosis import paragraph
-from nccltune.output.verdicts import percent, repeated
+from nccltune.output.verdicts import begun_elsewhere, percent, repeated
 from nccltune.space import ResolvedSpace
 from nccltune.stats.noise import noise_threshold
 from nccltune.study.batch_sizes import (
@@ -36,7 +36,7 @@ from nccltune.study.confirming import confirm_results, plain_more
 from nccltune.study.definition import Definition, going_on, refuse_changes
 from nccltune.study.diagnosing import diagnose, diagnosis_in, record
 from nccltune.study.effects import Silences
-from nccltune.study.fingerprinting import fingerprint_of
+from nccltune.study.fingerprinting import fingerprint_of, host_digest
 from nccltune.study.folder import StudyPaths, forget, has_records, read_definition
 from nccltune.study.measuring import Measurer
 from nccltune.study.options import SearchOptions
@@ -109,10 +109,14 @@ def carry_out(
         if leaves_out_larger(space, found.task.batch_size, found.options.trials or 40):
             say(f"larger batches are tried in searches of {FEWEST_FOR_BATCH} trials or more")
         begun = replace(
-            definition_of(found, space, probe), fingerprint=fingerprint_of(found, probe)
+            definition_of(found, space, probe),
+            fingerprint=fingerprint_of(found, probe),
+            host=host_digest(found.gpus),
         )
         stored = begun.write(paths).to_dict()
     store = Store(paths)
+    if stored.get("host", host_digest(found.gpus)) != host_digest(found.gpus):
+        say(f"note: {begun_elsewhere(store.noise())}")
     launcher = suited(found, launcher, plain, stored["probe"])
     first = earlier(space)
     with joined(sharing, definition_of(found, space, stored["probe"]), store) as team:
