@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from study_jobs import favours_buckets, measurement, run_study, space_of
 
-from nccltune.cli.reporters import trial_line
+from nccltune.cli.reporters import PlainReporter, trial_line
 from nccltune.study.budget import Budget
+from nccltune.study.folder import StudyPaths
 from nccltune.study.store import Store
 
 PRESETS = [{"name": "best", "source": "a/b#1", "values": {"bucket_cap_mb": 50}}]
@@ -30,3 +32,17 @@ def test_a_line_says_which_trial_it_is_how_many_there_are_and_why_it_was_made(
         why = "" if trial.origin == "sampler" else f"({trial.origin})"
         assert why in line and line.count("(") == (2 if why else 1), line
     assert {"sampler", "larger batch"} <= {trial.origin for trial in store.trials}
+
+
+def test_a_confirmation_that_does_not_fit_is_told_with_a_time_that_would_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    budget = Budget(9, 240.0, lambda: now[0])
+    paths = StudyPaths(tmp_path / "s")
+    paths.folder.mkdir()
+    reporter = PlainReporter(Store(paths), space_of(), budget, 12)
+    now[0] = 60.0
+    reporter.no_confirmation(540.0)
+    told = capsys.readouterr().err
+    assert "take about 9 min more here" in told and "--time-budget of 11 min would" in told

@@ -82,9 +82,11 @@ class PlainReporter:
             self.note(verdicts.noise_line(noise_threshold([speeds]), wanted, self._limit))
 
     def no_confirmation(self, seconds: float) -> None:
+        whole = words.duration(1.1 * (self._budget.spent + seconds))
         self.note(
             f"note: a few trials and a confirmation take about {words.duration(seconds)} more "
-            "here, which the time budget does not leave: the result will be marked not confirmed"
+            "here, which the time budget does not leave: the result will be marked not confirmed "
+            f"(a --time-budget of {whole} would probably do)"
         )
 
     def launch_ends(self, launch: Launch, measurement: Measurement) -> None:

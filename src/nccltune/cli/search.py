@@ -91,7 +91,9 @@ def _refuse_mixture(context: click.Context) -> None:
     help="Trials in all, the baseline and failed ones included.  [40]",
 )
 @click.option(
-    "--time-budget", metavar="TIME", help="Start no trial that would end later, e.g. 10m."
+    "--time-budget",
+    metavar="TIME",
+    help="Start no trial that would end later, or leave no time for the confirmation, e.g. 10m.",
 )
 @click.option(
     "--space",
