@@ -43,7 +43,7 @@ main()
 """
 
 
-@pytest.fixture(params=["journal", "postgresql"])
+@pytest.fixture(params=[pytest.param("journal", marks=pytest.mark.slow), "postgresql"])
 def storage(request: pytest.FixtureRequest, cli: Cli) -> str:
     if request.param == "journal":
         return str(cli.folder / "shared.journal")
