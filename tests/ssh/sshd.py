@@ -139,6 +139,12 @@ class Network:
             if each.daemon is None:
                 each.start()
 
+    def recover(self) -> None:
+        """As at the start."""
+        self.trust()
+        self.write_config()
+        self.start()
+
     def stop(self) -> None:
         for each in self.servers:
             each.kill()

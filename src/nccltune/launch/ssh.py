@@ -98,18 +98,21 @@ class _Connections(Task):
     def __init__(self, hosts: SshHosts, command: Command, log: Path) -> None:
         self._hosts, self._log, self._python = hosts, log, command.python
         self._folder = own_folder()
+        self._said: list[str] | None = None
         name = secrets.token_hex(16)
         self._places = [f"{_PLACE}{name}-{at}" for at in range(len(hosts.nodes))]
         files = _files(command.worker_path)
         tag = {TAG: command.env[TAG]}
+        secret = self._folder / "in"  # has tokens: gone with the first part that is ended
+        secret.mkdir()
         self._parts = []
         for at in range(len(hosts.nodes)):
-            given = self._folder / f"{at}.in"
+            given = secret / str(at)
             given.write_bytes(_given(self._told(at, command, files)))
             env = command.env if at == hosts.here else {**hosts.environ, **tag}
             argv = hosts.argv(at, command.python)
             out = self._folder / f"{at}.log"
-            self._parts.append(Supervised(argv, env, out, remove=self._folder, stdin=given))
+            self._parts.append(Supervised(argv, env, out, remove=secret, stdin=given))
 
     def _told(self, at: int, command: Command, files: Mapping[str, str]) -> dict[str, Any]:
         """For `arrive` on that node."""
@@ -147,17 +150,20 @@ class _Connections(Task):
         return next((code for code in codes if code), 0)
 
     def output(self) -> str:
-        return "".join(self._said(at) for at in range(len(self._parts)))
+        return "".join(self._outputs())
 
-    def _said(self, at: int) -> str:
-        return read_end(self._folder / f"{at}.log")
+    def _outputs(self) -> list[str]:
+        """By node."""
+        if self._said is not None:
+            return self._said
+        return [read_end(self._folder / f"{at}.log") for at in range(len(self._parts))]
 
     def last_words(self, places: Sequence[int]) -> str:
-        nodes = self._hosts.nodes
+        nodes, said = self._hosts.nodes, self._outputs()
         told = [
             f"{nodes[at].name}: {words}{_advice(words, nodes[at], self._python)}"
             for at in places
-            if (words := last_words(self._said(at)))
+            if (words := last_words(said[at]))
         ]
         return "; ".join(told) or "ssh printed nothing"
 
@@ -170,7 +176,8 @@ class _Connections(Task):
     def end(self) -> None:
         for part in self._parts:
             part.end()
-        if self._folder.exists():
+        if self._said is None:
+            self._said = self._outputs()
             with self._log.open("a") as log:
                 log.write(self.output())
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -216,7 +216,8 @@ class Step:
             cut = ", ".join(self._named(sorted(self._cut_off)))
             return f"the connection to {cut}, by which the launch was started, is gone ({said})"
         if not self._started and (self.over or self._over):
-            missing = [at for at in self._indices() if at not in self._agents]
+            absent = [at for at in self._indices() if at not in self._agents]
+            missing = [at for at in absent if self._task.ended(at)] or absent
             said = self._task.last_words(missing)
             return f"nothing began on {', '.join(self._named(missing))}: {said}{_hint(said)}"
         return None
@@ -239,7 +240,7 @@ class Step:
 
     def end(self) -> bool:
         """End the command with every descendant on every node. False where a node did not confirm
-        that: then something may be left there.
+        that, or may be gone: then it has to be looked at.
         """
         if self._over:
             return not self.lost()
@@ -249,7 +250,7 @@ class Step:
         self._hear_all(lambda each: True, _END_SECONDS)
         self._failed_to_end = self._named(at for at, each in self._agents.items() if each.open)
         self._over = True
-        clean = self._started and not self.lost()
+        clean = self._started and not self.lost() and not self._cut_off
         if not clean:
             self._task.cancel()
         self._task.wait(_TASK_SECONDS)

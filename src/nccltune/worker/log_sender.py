@@ -24,7 +24,7 @@ LOGS = "logs"
 _LOOK_SECONDS, _AGAIN_SECONDS = 0.2, 1.0
 _PIECE = 1 << 16
 _AT_ONCE = 1 << 18  # bytes in one look while ranks may be timed
-_WHOLE = 1 << 12  # files of this size can be written anew, and are sent as a whole
+_WHOLE = _PIECE  # what is smaller may be written anew, and is sent as a whole; the rest grows
 _MOST_BYTES, _MOST_FILES = 1 << 24, 500  # of a file, of a launch
 _END_BYTES = 1 << 16
 
