@@ -1,4 +1,4 @@
-"""One pair of nodes for all tests here; they are skipped where OpenSSH's server is not installed."""
+"""One pair of nodes for all tests here; they are skipped where OpenSSH's server is missing."""
 
 from __future__ import annotations
 

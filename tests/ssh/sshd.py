@@ -27,7 +27,7 @@ def missing_programs(*more: str) -> list[str]:
 
 @dataclass
 class Server:
-    """The sshd of one node, at `address`; `within` is a command that everything of it runs under."""
+    """The sshd of a node, at `address`; `within` is a command that everything of it runs under."""
 
     folder: Path
     address: str
@@ -159,7 +159,7 @@ def free_port(address: str) -> int:
 
 @contextlib.contextmanager
 def loopback() -> Iterator[Network]:
-    """Two nodes on this machine that differ by their address; at the end nothing of them is left."""
+    """Two nodes on this machine that differ by their address; at the end nothing is left."""
     folder = Path(tempfile.mkdtemp(prefix="sshd-", dir="/tmp"))
     privileges = Path("/run/sshd")
     made = os.geteuid() == 0 and not privileges.exists()

@@ -26,8 +26,8 @@ _SSH = OVER_NODES[2:]
 def cluster_of(
     options: SearchOptions, environ: Mapping[str, str], *, over_nodes: bool
 ) -> tuple[Cluster | None, SearchOptions]:
-    """The nodes, None where ranks are all on this machine; and the options with what a file of hosts
-    says of ranks. Raises UsageError for what cannot be had.
+    """The nodes, None where ranks are all on this machine; and the options with what a file of
+    hosts says of ranks. Raises UsageError for what cannot be had.
     """
     launcher, ssh = options.launcher, options.launcher in _SSH
     if (options.hosts is not None) != ssh:

@@ -151,8 +151,8 @@ def _check_addresses(nodes: Sequence[Node]) -> None:
     if 0 < len(looping) < len(nodes):
         node = looping[0]
         raise UsageError(
-            f"--hosts: {node.name} is {node.address} here, which the other hosts cannot reach; give "
-            "its address in the network instead (/etc/hosts has it so)"
+            f"--hosts: {node.name} is {node.address} here, which the other hosts cannot reach; "
+            "give its address in the network instead (/etc/hosts has it so)"
         )
 
 

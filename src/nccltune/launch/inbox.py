@@ -48,8 +48,8 @@ class Inbox:
         """
         with contextlib.suppress(KeyError, TypeError, ValueError, OSError):
             launch = self._launches[message["number"]]
-            name, offset = str(message["name"]), int(message["offset"])
-            data = base64.b64decode(str(message["data"])[: 2 * _PIECE], validate=True)
+            name, offset = message["name"], int(message["offset"])
+            data = base64.b64decode(message["data"][: 2 * _PIECE], validate=True)
             if self._allowed(launch, node, name, len(data)):
                 _write(launch.folder / name, offset, data, append=name == _OF_ALL)
 
@@ -66,7 +66,7 @@ class Inbox:
 def _write(file: Path, offset: int, data: bytes, *, append: bool) -> None:
     """Whole at once where it begins, so that nobody reads a half of it."""
     if append or offset:
-        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CREAT | (os.O_APPEND if append else 0)
+        flags = os.O_WRONLY | os.O_NOFOLLOW | (os.O_APPEND | os.O_CREAT if append else 0)
         with open(os.open(file, flags, 0o600), "wb") as opened:
             if not append:
                 if offset != os.fstat(opened.fileno()).st_size:

@@ -62,7 +62,7 @@ def look_at_nodes(
             how = (
                 "put it on a file system that the nodes share (--studies-dir, --data)"
                 if cluster.shares_files
-                else f"copy it there (rsync), or give --data synthetic"
+                else "copy it there (rsync), or give --data synthetic"
             )
             raise UsageError(
                 f"node {node.name} does not see {missing[0]}: every node has to, under the same "

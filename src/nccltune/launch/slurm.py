@@ -34,7 +34,7 @@ _NARROWING = (
 
 @dataclass(frozen=True)
 class Allocation(Cluster):
-    """The nodes of a job, in Slurm's order, at the addresses by which its own daemons reach them."""
+    """The nodes of a job, in Slurm's order; its own daemons reach them at these addresses."""
 
     kind = "slurm"
     shares_files = True

@@ -1,8 +1,8 @@
 """Hosts that the system's OpenSSH reaches: a process on each, and nothing installed there.
 
-What a node needs (the worker's files, the environment, the tuner's token) goes to its Python on stdin
-(`nccltune.worker.arrive`), so that no command line shows it; what ranks write there comes back over
-the agent's connection. The tuner's own node is started without ssh, in the same way.
+What a node needs (the worker's files, the environment, the tuner's token) goes to its Python on
+stdin (`nccltune.worker.arrive`), so that no command line shows it; what ranks write there comes
+back over the agent's connection. On the tuner's own node the same is done without ssh.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _THERE = "{nccltune_folder}"
 _PLACE = "/tmp/nccltune-"
 _FILES = "worker"
 _READ = "import sys; i = sys.stdin.buffer; exec(i.read(int(i.readline())))"
-# The first value that ssh finds counts, so what the user's own words (--ssh) say comes before these,
-# and ~/.ssh/config after them. Host keys are checked as it says, and never less.
+# The first value that ssh finds counts: the user's own words (--ssh) come before these, and
+# ~/.ssh/config after them. Host keys are checked as it says, and never less.
 _OPTIONS = (
     *("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=10", "ServerAliveCountMax=3"),
     *("RequestTTY=no", "RemoteCommand=none", "ControlMaster=no", "ClearAllForwardings=yes"),

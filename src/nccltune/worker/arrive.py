@@ -1,7 +1,7 @@
 """How a node gets what it is to run: sent through ssh, not installed, and on no command line.
 
-The tuner has the node's Python read this file from its stdin and run it, since nothing of nccltune is
-there yet; so it is standard library only and stands alone. After it comes one line of JSON:
+The tuner has the node's Python read this file from its stdin and run it, since nothing of nccltune
+is there yet; so it is standard library only and stands alone. After it comes one line of JSON:
 `folder` (made here, private, marked as ours), `files` (text by path below it), `environment`,
 `owner` and `address` (of the tuner, for whoever finds the folder later), `cwd` and `argv`.
 """

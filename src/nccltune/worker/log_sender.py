@@ -1,9 +1,9 @@
-"""Sends the tuner what ranks write into the folders of their launches on a node that shares no files
-with it. Standard library only.
+"""Sends the tuner what ranks write into the folders of their launches, on a node that shares no
+files with it. Standard library only.
 
 The agent looks at those folders (`logs/NUMBER/NAME` in its own) a few times a second; it sends new
-files at once and what was added to others at most once a second, a little at a time, since ranks are
-being timed; all that is left goes when the tuner asks, and at the end.
+files at once and what was added to others at most once a second, a little at a time, since ranks
+are being timed; all that is left goes when the tuner asks, and at the end.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LogSender:
         self._looked = float("-inf")
 
     def look(self, *, whole: bool = False) -> None:
-        """Send what is due; with `whole` all that there is. Raises OSError when the tuner is gone."""
+        """Send what is due; `whole`: all that there is. Raises OSError when the tuner is gone."""
         now = time.monotonic()
         if not whole and now < self._looked + _LOOK_SECONDS:
             return

@@ -1,6 +1,7 @@
 """Stands between the tuner and a launch, so that nothing of the launch can outlive either.
 
-Run by file path, standard library only: `supervisor.py [--remove FOLDER] [--input FILE] -- COMMAND ...`.
+Run by file path, standard library only:
+`supervisor.py [--remove FOLDER] [--input FILE] -- COMMAND ...`.
 It becomes the reaper of every descendant, however many sessions they open (torchrun gives each
 rank one of its own, so killing torchrun's process group leaves the ranks alive). It ends all of
 them when the command ends, when the tuner closes its end of stdin or dies, or on SIGTERM; in the
@@ -115,7 +116,7 @@ def command_of(pid: int) -> bytes:
 def main() -> int:
     split = sys.argv.index("--")
     given, command = sys.argv[1:split], sys.argv[split + 1 :]
-    options = dict(zip(given[::2], given[1::2]))  # noqa: B905  # the node's Python may be 3.9
+    options = dict(zip(given[::2], given[1::2]))  # noqa: B905
     adopt_orphans()
     asked_to_stop: list[int] = []
     for number in (signal.SIGINT, signal.SIGHUP):
