@@ -1,4 +1,4 @@
-"""A search over two addresses of this machine, each with an sshd of the test's own."""
+"""A search over two nodes, each with an sshd of the test's own."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from running import Cli
 class Search(NodesSearch):
     """`nccltune search --launcher ssh`."""
 
-    names = ("127.0.0.1", "127.0.0.2")
     named_by = "NCCLTUNE_NODE_NAME"
 
     def __init__(self, network: Network, cli: Cli) -> None:
         super().__init__(cli)
         self.network = network
+        first, second = network.servers
+        self.names = first.address, second.address
         self._tuners: set[int] = set()
 
     def command(self, launcher: str) -> tuple[list[str], dict[str, str]]:
-        hosts = ",".join(each.address for each in self.network.servers)
-        return nccltune(launcher, "--hosts", hosts, "--ssh", self.network.ssh), {}
+        options = ("--hosts", ",".join(self.names), "--ssh", self.network.ssh)
+        return [*self.network.servers[0].within, *nccltune(launcher, *options)], {}
 
     def start(self, *options: str, launcher: str, **env: str) -> subprocess.Popen[str]:
         process = super().start(*options, launcher=launcher, **env)

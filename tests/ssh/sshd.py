@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -160,18 +161,79 @@ def free_port(address: str) -> int:
 @contextlib.contextmanager
 def loopback() -> Iterator[Network]:
     """Two nodes on this machine that differ by their address; at the end nothing is left."""
+    with _folder() as folder:
+        addresses = ("127.0.0.1", "127.0.0.2")
+        servers = [Server(folder, each, free_port(each)) for each in addresses]
+        with _running(Network(folder, servers)) as network:
+            yield network
+
+
+@contextlib.contextmanager
+def over_a_link(megabits: int) -> Iterator[Network]:
+    """Two nodes in network namespaces of their own, with a link of that speed between them; only
+    root can make them. At the end nothing is left.
+    """
+    name = secrets.token_hex(3)
+    spaces = [f"nccltune-{name}{end}" for end in "ab"]
+    links = [f"nt{name}{end}" for end in "ab"]
+    addresses = [f"10.77.0.{number}" for number in (1, 2)]
+    with _folder() as folder, contextlib.ExitStack() as stack:
+        for space in spaces:
+            _ip("netns", "add", space)
+            stack.callback(_ip, "netns", "del", space)
+        _ip("link", "add", links[0], "netns", spaces[0], "type", "veth", "peer", "name", links[1],
+            "netns", spaces[1])  # fmt: skip
+        for space, link, address in zip(spaces, links, addresses, strict=True):
+            _ip("-n", space, "addr", "add", f"{address}/24", "dev", link)
+            for each in ("lo", link):
+                _ip("-n", space, "link", "set", each, "up")
+            shape = ("root", "tbf", "rate", f"{megabits}mbit", "burst", "64kb", "latency", "100ms")
+            _ip("netns", "exec", space, "tc", "qdisc", "add", "dev", link, *shape)
+        within = [("ip", "netns", "exec", space) for space in spaces]
+        servers = [
+            Server(folder, address, 2222, way)
+            for address, way in zip(addresses, within, strict=True)
+        ]
+        yield stack.enter_context(_running(Network(folder, servers)))
+
+
+def _ip(*words: str) -> None:
+    path = f"{os.environ.get('PATH', '')}:{_SYSTEM}"
+    done = subprocess.run(["ip", *words], env={"PATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, (words, done.stderr)
+
+
+def why_no_namespaces() -> str | None:
+    """What is missing for `over_a_link`."""
+    if os.geteuid() != 0:
+        return "only root makes network namespaces"
+    if missing := missing_programs("ip", "tc"):
+        return f"no {', '.join(missing)} here: apt-get install openssh-server iproute2"
+    probe = f"nccltune-{secrets.token_hex(3)}"
+    try:
+        _ip("netns", "add", probe)
+        _ip("netns", "del", probe)
+    except AssertionError as error:
+        return f"no network namespaces here: {error}"
+    return None
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """For keys and settings, and sshd's own where root runs it."""
     folder = Path(tempfile.mkdtemp(prefix="sshd-", dir="/tmp"))
-    privileges = Path("/run/sshd")
-    made = os.geteuid() == 0 and not privileges.exists()
-    if made:
-        privileges.mkdir(mode=0o755)
-    addresses = ("127.0.0.1", "127.0.0.2")
-    network = Network(folder, [Server(folder, each, free_port(each)) for each in addresses])
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _running(network: Network) -> Iterator[Network]:
     try:
         network.start()
         yield network
     finally:
         network.stop()
-        shutil.rmtree(folder, ignore_errors=True)
-        if made:
-            privileges.rmdir()
