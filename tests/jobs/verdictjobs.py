@@ -84,8 +84,8 @@ class _Lasting(torch.autograd.Function):
 
 
 class Layered(nn.Module):
-    """Its backward pass takes 10 ms a layer, in which 130 KB of gradients come up: with a bucket for
-    each layer they travel beside it, with one for all after it.
+    """Its backward pass takes 10 ms a layer, in which 130 KB of gradients come up: with a bucket
+    for each layer they travel beside it, with one for all after it.
     """
 
     def __init__(self) -> None:

@@ -16,7 +16,8 @@ import pytest
 
 from nccltune.errors import UsageError
 from nccltune.launch.cluster import Command, Node
-from nccltune.launch.ssh import SshHosts, _advice, _given, travelling
+from nccltune.launch.ssh import _ARRIVE, SshHosts, _advice, _given, travelling
+from nccltune.worker import arrive
 from nccltune.worker.owners import OWNER, TUNER
 
 NODES = (Node("here", "10.0.0.1", "here"), Node("there", "10.0.0.2", "there"))
@@ -47,8 +48,9 @@ def test_a_path_that_shells_do_not_agree_on_is_refused(python: str) -> None:
 def told(tmp_path: Path) -> dict[str, Any]:
     return {
         "folder": f"/tmp/nccltune-{uuid.uuid4().hex}-1",
-        "files": {"worker/a/b.py": "text of ä\n"},
+        "files": {_ARRIVE: Path(arrive.__file__).read_text(), "worker/a/b.py": "text of ä\n"},
         "environment": {"ODD": "a 'b' \"c\" $d \\ \n e", "NCCLTUNE_STEP_TOKEN": "secret"},
+        "held": ["NCCL_NVLS_ENABLE"],
         "owner": "me.1/2",
         "address": "10.0.0.1:5",
         "cwd": str(tmp_path),
@@ -77,6 +79,24 @@ def test_a_node_runs_what_it_is_told_whatever_the_login_shell(
         assert (folder / TUNER).read_text() == "10.0.0.1:5"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_node_that_has_multicast_off_keeps_it_off(told: dict[str, Any]) -> None:
+    told["environment"]["NCCL_NVLS_ENABLE"] = "1"
+    seen = []
+    for own in ({}, {"NCCL_NVLS_ENABLE": "0"}):
+        try:
+            done = subprocess.run(
+                HOSTS.argv(0, sys.executable),
+                input=_given(told),
+                env={name: v for name, v in os.environ.items() if name != "NCCL_NVLS_ENABLE"} | own,
+                stdout=subprocess.PIPE,
+                check=True,
+            )
+        finally:
+            shutil.rmtree(told["folder"], ignore_errors=True)
+        seen.append(json.loads(done.stdout)[2]["NCCL_NVLS_ENABLE"])
+    assert seen == ["1", "0"]
 
 
 def test_where_it_cannot_start_nothing_is_left(told: dict[str, Any]) -> None:

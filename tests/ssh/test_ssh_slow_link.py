@@ -1,6 +1,6 @@
 """What pays over a slow link and not within a machine: two network namespaces, and between them a
-link of 100 Mbit/s, over which the gradients of a step take about as long as its backward pass. With a
-bucket for each layer they travel beside it; the default is one bucket, which travels after it.
+link of 100 Mbit/s, over which the gradients of a step take about as long as its backward pass. With
+a bucket for each layer they travel beside it; the default is one bucket, which travels after it.
 """
 
 from __future__ import annotations

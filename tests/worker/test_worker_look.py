@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
-from nccltune.worker.look import _usable_gpus, facts
+from nccltune.worker.look import _usable_gpus, facts, remove_left
 
 JOB = f"test-{os.getpid()}"
 LOOK = (
@@ -64,6 +68,34 @@ def test_what_a_dead_tuner_of_this_job_has_left_is_ended(stack: ExitStack) -> No
         assert _look() == (1, [])
         assert orphan.wait(10) == -9
         assert busy.poll() is None and elsewhere.poll() is None
+
+
+def test_folders_that_killed_agents_have_left_are_removed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as living, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # nobody listens there
+        dead_at, living_at = (f"127.0.0.1:{each.getsockname()[1]}" for each in (free, living))
+        with ExitStack() as stack:
+            dead, busy, of_tag, unmarked = (
+                Path(stack.enter_context(_folder(marks)))
+                for marks in (
+                    {"owner": "a/1", "address": dead_at},
+                    {"owner": "a/2", "address": living_at},
+                    {"owner": "a/3", "address": living_at},
+                    {"owner": "a/3"},
+                )
+            )
+            remove_left(["a/3"])
+            there = [each.exists() for each in (dead, busy, of_tag, unmarked)]
+            assert there == [False, True, False, True]
+
+
+@contextlib.contextmanager
+def _folder(marks: dict[str, str]) -> Iterator[str]:
+    folder = tempfile.mkdtemp(prefix="nccltune-", dir="/tmp")
+    for name, text in marks.items():
+        (Path(folder) / name).write_text(text)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.parametrize(

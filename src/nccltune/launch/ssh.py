@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shlex
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,15 +25,18 @@ from nccltune.launch.diagnosis import read_end
 from nccltune.launch.leftovers import TAG, own_folder
 from nccltune.launch.plan import LaunchPlan
 from nccltune.launch.supervised import Supervised
-from nccltune.worker import arrive
+from nccltune.nccl.site import MULTICAST_OFF
 from nccltune.worker.log_sender import LOGS
 from nccltune.worker.look import REACHED_BY
 from nccltune.worker.node import ADDRESS, ADDRESS_HERE, FOLDER
 from nccltune.worker.status import NODE, NODE_NAME
 
+FOLDERS = re.compile(r"/tmp/nccltune-[0-9a-f]{32}-\d+")
+"""The private folders of agents, by path."""
+
 _THERE = "{nccltune_folder}"
-_PLACE = "/tmp/nccltune-"
 _FILES = "worker"
+_ARRIVE = f"{_FILES}/nccltune/worker/arrive.py"
 _READ = "import sys; i = sys.stdin.buffer; exec(i.read(int(i.readline())))"
 # The first value that ssh finds counts: the user's own words (--ssh) come before these, and
 # ~/.ssh/config after them. Host keys are checked as it says, and never less.
@@ -100,7 +105,7 @@ class _Connections(Task):
         self._folder = own_folder()
         self._said: list[str] | None = None
         name = secrets.token_hex(16)
-        self._places = [f"{_PLACE}{name}-{at}" for at in range(len(hosts.nodes))]
+        self._places = [f"/tmp/nccltune-{name}-{at}" for at in range(len(hosts.nodes))]
         files = _files(command.worker_path)
         tag = {TAG: command.env[TAG]}
         secret = self._folder / "in"  # has tokens: gone with the first part that is ended
@@ -131,6 +136,7 @@ class _Connections(Task):
                 name: self.there(at, value)
                 for name, value in {**travelling(command.env), **own}.items()
             },
+            "held": sorted(MULTICAST_OFF),  # a node without multicast stays one
             "owner": command.env[TAG],
             "address": command.env[ADDRESS],
             "cwd": os.getcwd(),
@@ -168,12 +174,15 @@ class _Connections(Task):
         return "; ".join(told) or "ssh printed nothing"
 
     def wait(self, seconds: float) -> bool:
-        return all(part.wait(seconds) for part in self._parts)
+        deadline = time.monotonic() + seconds
+        return all(part.wait(max(0.0, deadline - time.monotonic())) for part in self._parts)
 
     def cancel(self) -> None:
         """There is nobody to ask: what is left is looked for."""
 
     def end(self) -> None:
+        for part in self._parts:
+            part.ask_to_end()
         for part in self._parts:
             part.end()
         if self._said is None:
@@ -193,7 +202,7 @@ def _files(worker_path: Path) -> dict[str, str]:
 
 def _given(told: Mapping[str, Any]) -> bytes:
     """What a node's Python reads: the length of the program that reads the rest, then both."""
-    program = Path(arrive.__file__).read_bytes()
+    program = told["files"][_ARRIVE].encode()
     return b"%d\n%s%s\n" % (len(program), program, json.dumps(told).encode())
 
 
@@ -209,7 +218,7 @@ def travelling(environ: Mapping[str, str]) -> dict[str, str]:
 def _advice(words: str, node: Node, python: str) -> str:
     """What to do about what ssh said."""
     ssh = f"ssh {shlex.quote(node.host)} true"
-    if "Host key verification failed" in words or "host key" in words.lower():
+    if "Host key verification failed" in words:
         return (
             f" (its host key is not known here, or has changed: `{ssh}` shows it; accept it first)"
         )

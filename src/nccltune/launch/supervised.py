@@ -59,7 +59,7 @@ class Supervised:
         while not self._trusted.wait(_LOOK_SECONDS) and self.poll() is None:
             if is_flooded(log, most):
                 self.flooded = True
-                self._ask_to_end()
+                self.ask_to_end()
                 return
 
     def trust(self) -> None:
@@ -80,14 +80,14 @@ class Supervised:
 
     def end(self) -> None:
         """End the command with every descendant."""
-        self._ask_to_end()
+        self.ask_to_end()
         try:
             self._process.wait(timeout=_END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
-    def _ask_to_end(self) -> None:
+    def ask_to_end(self) -> None:
         """Close the supervisor's stdin: it kills every descendant and ends."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):

@@ -3,7 +3,8 @@
 The tuner has the node's Python read this file from its stdin and run it, since nothing of nccltune
 is there yet; so it is standard library only and stands alone. After it comes one line of JSON:
 `folder` (made here, private, marked as ours), `files` (text by path below it), `environment`,
-`owner` and `address` (of the tuner, for whoever finds the folder later), `cwd` and `argv`.
+`held` (names in it that stay as the node's own login has set them), `owner` and `address` (of the
+tuner, for whoever finds the folder later), `cwd` and `argv`.
 """
 
 import json
@@ -30,7 +31,8 @@ def arrive(stream: BinaryIO) -> None:
             os.makedirs(os.path.dirname(file), exist_ok=True)
             with open(file, "w", encoding="utf-8") as opened:
                 opened.write(text)
-        os.environ.update(told["environment"])
+        held = {name for name in told["held"] if name in os.environ}
+        os.environ.update({n: v for n, v in told["environment"].items() if n not in held})
         os.chdir(told["cwd"] if os.path.isdir(told["cwd"]) else folder)
         os.execv(told["argv"][0], told["argv"])
     except BaseException as error:
