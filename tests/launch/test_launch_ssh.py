@@ -51,6 +51,7 @@ def told(tmp_path: Path) -> dict[str, Any]:
         "files": {_ARRIVE: Path(arrive.__file__).read_text(), "worker/a/b.py": "text of ä\n"},
         "environment": {"ODD": "a 'b' \"c\" $d \\ \n e", "NCCLTUNE_STEP_TOKEN": "secret"},
         "held": ["NCCL_NVLS_ENABLE"],
+        "network": "NETWORK",
         "owner": "me.1/2",
         "address": "10.0.0.1:5",
         "cwd": str(tmp_path),
@@ -76,7 +77,9 @@ def test_a_node_runs_what_it_is_told_whatever_the_login_shell(
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert (folder / "worker/a/b.py").read_text() == "text of ä\n"
         assert (folder / OWNER).read_text() == "me.1/2"
-        assert (folder / TUNER).read_text() == "10.0.0.1:5"
+        network = os.readlink("/proc/self/ns/net")
+        assert (folder / TUNER).read_text() == f"10.0.0.1:5 {network}"
+        assert environment["NETWORK"] == network
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

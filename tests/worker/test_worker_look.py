@@ -32,11 +32,11 @@ def _process(stack: ExitStack, **environment: str) -> subprocess.Popen[bytes]:
     return process
 
 
-def _look(*tags: str) -> tuple[int, list[int]]:
+def _look(*tags: str, **environment: str) -> tuple[int, list[int]]:
     """In a process of its own: a node's variables are those of its step."""
     done = subprocess.run(
         [sys.executable, "-c", LOOK, *tags],
-        env={**os.environ, "SLURM_JOB_ID": JOB},
+        env={**os.environ, "SLURM_JOB_ID": JOB, **environment},
         stdout=subprocess.PIPE,
         check=True,
     )
@@ -70,23 +70,39 @@ def test_what_a_dead_tuner_of_this_job_has_left_is_ended(stack: ExitStack) -> No
         assert busy.poll() is None and elsewhere.poll() is None
 
 
-def test_folders_that_killed_agents_have_left_are_removed() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as living, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))  # nobody listens there
-        dead_at, living_at = (f"127.0.0.1:{each.getsockname()[1]}" for each in (free, living))
-        with ExitStack() as stack:
-            dead, busy, of_tag, unmarked = (
-                Path(stack.enter_context(_folder(marks)))
-                for marks in (
-                    {"owner": "a/1", "address": dead_at},
-                    {"owner": "a/2", "address": living_at},
-                    {"owner": "a/3", "address": living_at},
-                    {"owner": "a/3"},
-                )
-            )
-            remove_left(["a/3"])
-            there = [each.exists() for each in (dead, busy, of_tag, unmarked)]
-            assert there == [False, True, False, True]
+def test_over_hosts_it_is_so_in_one_network(stack: ExitStack) -> None:
+    """An address means another machine in another one."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        tag = {"NCCLTUNE_TAG": "0.other.1.2.3/7"}
+        tag["NCCLTUNE_ADDRESS"] = f"127.0.0.1:{free.getsockname()[1]}"
+        orphan = _process(stack, **tag, NCCLTUNE_NETWORK="net:[1]")
+        elsewhere = _process(stack, **tag, NCCLTUNE_NETWORK="net:[2]")
+        alone = _process(stack, **tag)
+        assert _look(NCCLTUNE_NETWORK="net:[1]") == (1, [])
+        assert orphan.wait(10) == -9
+        assert elsewhere.poll() is None and alone.poll() is None
+
+
+def test_folders_that_killed_agents_have_left_are_removed(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCLTUNE_NETWORK", "net:[1]")
+    living = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    free = stack.enter_context(socket.socket())
+    free.bind(("127.0.0.1", 0))  # nobody listens there
+    dead_at, living_at = (f"127.0.0.1:{each.getsockname()[1]}" for each in (free, living))
+    marks = {
+        "dead": {"owner": "a/1", "address": f"{dead_at} net:[1]"},
+        "busy": {"owner": "a/2", "address": f"{living_at} net:[1]"},
+        "of another network": {"owner": "a/2", "address": f"{dead_at} net:[2]"},
+        "of the tag": {"owner": "a/3", "address": f"{living_at} net:[1]"},
+        "of one machine": {"owner": "a/3"},
+    }
+    folders = {name: Path(stack.enter_context(_folder(each))) for name, each in marks.items()}
+    remove_left(["a/3"])
+    gone = [name for name, folder in folders.items() if not folder.exists()]
+    assert gone == ["dead", "of the tag"]
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from nccltune.launch.plan import LaunchPlan
 from nccltune.launch.supervised import Supervised
 from nccltune.nccl.site import MULTICAST_OFF
 from nccltune.worker.log_sender import LOGS
-from nccltune.worker.look import REACHED_BY
+from nccltune.worker.look import NETWORK
 from nccltune.worker.node import ADDRESS, ADDRESS_HERE, FOLDER
 from nccltune.worker.status import NODE, NODE_NAME
 
@@ -127,7 +127,6 @@ class _Connections(Task):
             NODE_NAME: node.name,
             ADDRESS_HERE: node.address,
             FOLDER: self._places[at],
-            REACHED_BY: self._hosts.kind,
         }
         return {
             "folder": self._places[at],
@@ -139,6 +138,7 @@ class _Connections(Task):
             "held": sorted(MULTICAST_OFF),  # a node without multicast stays one
             "owner": command.env[TAG],
             "address": command.env[ADDRESS],
+            "network": NETWORK,
             "cwd": os.getcwd(),
             "argv": [self.there(at, word) for word in command.words],
         }

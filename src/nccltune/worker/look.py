@@ -28,8 +28,8 @@ _REFUSED_SECONDS = 2.0
 _VERSIONS = ("torch", "torchvision", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 _WITHIN_HOST = ("lo", "docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "cilium", "kube")
 _GPUS = "/proc/driver/nvidia/gpus/*/information"
-REACHED_BY = "NCCLTUNE_REACHED_BY"
-_SAME = ("SLURM_JOB_ID", REACHED_BY)  # or a tuner's address may mean another machine here
+NETWORK = "NCCLTUNE_NETWORK"
+_SAME = ("SLURM_JOB_ID", NETWORK)  # or a tuner's address may mean another machine here
 _FOLDERS = "/tmp/nccltune-*"
 _LONGEST_MARK = 1000
 
@@ -145,7 +145,9 @@ def end_left(tags: Sequence[str]) -> tuple[int, list[int]]:
 
 
 def remove_left(tags: Sequence[str]) -> None:
-    """Remove the folders of agents that were killed: of these tags, and of dead tuners."""
+    """Remove the folders of agents that were killed: of these tags, and of dead tuners whose
+    network this is.
+    """
     for folder in map(Path, glob.glob(_FOLDERS)):
         with contextlib.suppress(OSError, ValueError):
             marks = (folder / OWNER, folder / TUNER)
@@ -155,7 +157,8 @@ def remove_left(tags: Sequence[str]) -> None:
             if not (ours and all(kinds)) or any(m.stat().st_size > _LONGEST_MARK for m in marks):
                 continue
             tag, address = (mark.read_text() for mark in marks)
-            if tag in tags or _is_refused(address):
+            address, _, network = address.partition(" ")
+            if tag in tags or (network == os.environ.get(NETWORK) and _is_refused(address)):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -183,7 +186,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _is_left(found: dict[str, str], tags: Sequence[str]) -> bool:
-    """Of these tags; or of this job, by a tuner where nobody listens any more."""
+    """Of these tags; or of this job or network, by a tuner where nobody listens any more."""
     if found[TAG] in tags:
         return True
     address = found.get("NCCLTUNE_ADDRESS")

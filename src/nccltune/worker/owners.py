@@ -13,7 +13,9 @@ OWNER = "owner"
 
 
 TUNER = "address"
-"""Where that tuner listens, in such a folder on a node that knows nothing else of it."""
+"""Where that tuner listens and in which network, in such a folder on a node that knows nothing else
+of it.
+"""
 
 
 def mark_as_ours(folder: Path) -> None:
