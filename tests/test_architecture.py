@@ -58,8 +58,9 @@ OWNERS: dict[str, set[str]] = {
 
 # Programs of their own, run by path or with -m in processes beside the tuner.
 PROGRAMS = {
-    "worker/__main__.py", "worker/ask.py", "worker/attach/main.py", "worker/host.py",
-    "worker/look.py", "worker/node.py", "worker/supervisor.py", "study/sampling/gp_child.py",
+    "worker/__main__.py", "worker/arrive.py", "worker/ask.py", "worker/attach/main.py",
+    "worker/host.py", "worker/look.py", "worker/node.py", "worker/supervisor.py",
+    "study/sampling/gp_child.py",
 }  # fmt: skip
 
 # A rank that fails ends its process without tear-down; a script ends as under plain Python.

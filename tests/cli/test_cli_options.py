@@ -16,7 +16,7 @@ from nccltune.cli import app
 SEARCH = {
     "--model", "--trials", "--time-budget", "--space", "--device", "--backend", "--nproc-per-node",
     "--launcher", "--python", "--allow-busy", "--batch-size", "--num-workers", "--image-size",
-    "--emulate-hosts",
+    "--hosts", "--ssh", "--emulate-hosts",
     "--data", "--precision", "--channels-last", "--cudnn-benchmark", "--no-cudnn-benchmark",
     "--fix", "--only", "--exclude", "--allow-guarded", "--allow-unsafe", "--study", "--studies-dir",
     "--new", "--seed", "--dry-run", "--json", "--measure-seconds", "--confirm-launches",
@@ -98,7 +98,9 @@ def test_choices_and_defaults() -> None:
         "pruner": ["own", "none", "median", "wilcoxon", "hyperband"],
         "sampler": ["guided", "tpe", "random", "gp", "cmaes", "walk"],
         "backend": ["auto", "nccl", "gloo"],
-        "launcher": ["auto", "warm", "torchrun", "slurm", "slurm-torchrun"],
+        "launcher": [
+            *("auto", "warm", "torchrun", "slurm", "slurm-torchrun", "ssh", "ssh-torchrun"),
+        ],
         "precision": ["fp32", "tf32", "bf16", "fp16"],
         "workdir": ["here", "scratch"],
     }
@@ -111,6 +113,7 @@ def test_choices_and_defaults() -> None:
         "device": "auto", "backend": "auto", "launcher": "auto", "data": "images",
         "precision": "tf32", "cudnn_benchmark": True, "studies_dir": Path("studies"),
         "confirm_launches": 12, "workdir": "here", "sampler": "guided", "pruner": "own",
+        "ssh": "ssh",
     }  # fmt: skip
 
 

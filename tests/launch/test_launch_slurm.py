@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from nccltune.errors import UsageError
+from nccltune.launch.cluster import Node
 from nccltune.launch.nodes import exit_codes
-from nccltune.launch.slurm import Allocation, Node, find_allocation, srun_argv, step_environment
+from nccltune.launch.slurm import Allocation, find_allocation, srun_argv, step_environment
 from nccltune.worker.node import filled
 
 NODES = tuple(Node(f"gpu{n}", f"10.0.0.{n}", f"gpu{n}.cluster") for n in (3, 4))
@@ -32,7 +33,7 @@ def commands(tmp_path: Path) -> dict[str, str]:
 
 def test_the_allocation_is_the_jobs_whatever_step_we_are_in(commands: dict[str, str]) -> None:
     inside = {"SLURMD_NODENAME": "gpu4", "SLURM_NNODES": "1", "SLURM_NODELIST": "gpu4"}
-    assert find_allocation({**commands, **inside}) == Allocation("77", NODES, 1, 8)
+    assert find_allocation({**commands, **inside}) == Allocation(NODES, 1, "77")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_names_serve_where_a_site_hides_its_nodes(commands: dict[str, str]) -> N
 
 
 def test_a_step_has_one_task_with_all_of_each_node() -> None:
-    words = srun_argv(Allocation("77", NODES, 0, 8), "nccltune-1-2", ("python", "train.py"))
+    words = srun_argv(Allocation(NODES, 0, "77"), "nccltune-1-2", ("python", "train.py"))
     assert words[0] == "srun" and words[-2:] == ("python", "train.py")
     assert {"--jobid=77", "--ntasks=2", "--nodelist=gpu3,gpu4", "--overlap"} <= set(words)
     assert "--mem=0" in words  # of the job, not of the step that the tuner runs in

@@ -12,79 +12,39 @@ from typing import Any
 
 import pytest
 from cluster import Cluster
-from slurm_search import JOB, Search, finished
+from slurm_search import Search
 
+from nodes_search import FAULTY, JOB, ONE
 from running import Cli
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slurm]
 
-FAULTY = ("--model", "smalljobs:faulty", "--space", "inert.yaml", "--confirm-launches", "0")
-ONE = ("--nproc-per-node", "1")
-
-
-slow_plain = pytest.param("slurm-torchrun", marks=pytest.mark.slow)
+PLAIN = "slurm-torchrun"
+slow_plain = pytest.param(PLAIN, marks=pytest.mark.slow)
 either = pytest.mark.parametrize("launcher", ["slurm", slow_plain])
 
 
-@pytest.mark.parametrize(("launcher", "ranks"), [("slurm", 2), ("slurm-torchrun", 1)])
+@pytest.mark.parametrize(("launcher", "ranks"), [("slurm", 2), (PLAIN, 1)])
 def test_a_whole_search_over_two_nodes(search: Search, launcher: str, ranks: int) -> None:
-    command = (
-        *("--model", "smalljobs:tiny", "--space", "inert.yaml", "--trials", "3"),
-        *("--nproc-per-node", str(ranks), "--confirm-launches", "0", "--search-anyway"),
-    )
-    run = search.run(*command, launcher=launcher)
-    assert run.returncode == 0, run.stderr
-    assert f"nodes: n0 n1, {ranks} rank{'s' if ranks == 2 else ''} each" in run.stderr
-    trials, found = search.trials(), search.measurements()
-    assert [trial["number"] for trial in trials] == [0, 1, 2]
-    assert trials[0]["state"] == "complete"
-    assert all(trial["state"] in ("complete", "pruned") for trial in trials)
-    for measurement in found:
-        assert measurement["launcher"] == launcher
-        for window in measurement["result"]["windows"]:
-            assert len(window["rank_seconds"]) == 2 * ranks
-        assert sorted(measurement["result"]["rank_nodes"]) == [0] * ranks + [1] * ranks
-    search.assert_nothing_left()
+    search.check_a_whole_search(launcher, ranks)
     definition = (search.study / "study.yaml").read_text()
     assert re.search(r"nodes: 2\n  nproc_per_node", definition)
     assert definition.count("digest:") == 3, "one of each node, and one of the study"
-    again = search.run(*command, launcher=launcher)
-    assert again.returncode == 0, again.stderr
-    assert "is finished: 3 of 3 trials are there" in again.stderr
-
-
-FAULTS = {
-    "hang": ("timeout", ""),
-    "leave": ("crashed", "rank 1 ended by itself with exit code 3"),
-    "die": ("crashed", "rank 1 was ended by SIGKILL"),
-}
 
 
 @either
 def test_a_faulty_rank_of_another_node_is_a_record(search: Search, launcher: str) -> None:
-    faults = ",".join(f"{number}:{fault}" for number, fault in enumerate(FAULTS, start=1))
-    run = search.run(*FAULTY, *ONE, "--trials", "5", launcher=launcher, FAULTS=faults)
-    assert run.returncode == 0, run.stderr
-    trials, found = search.trials(), search.measurements()
-    for number, (kind, words) in enumerate(FAULTS.values(), start=1):
-        failure = found[number]["failure"]
-        assert (trials[number]["state"], failure["kind"]) == ("failed", kind), run.stderr
-        assert failure["rank"] == 1 and words in failure["message"]
-        assert failure["log"] == f"logs/launch-{number:04d}/rank1.log"
-    assert trials[0]["state"] == "complete" and trials[4]["state"] in ("complete", "pruned")
-    stack = (search.study / "logs/launch-0001/rank1.log").read_text()
-    assert "_hang" in stack, "a silent rank is asked where it is, on its node"
-    search.assert_nothing_left()
+    search.check_faults_of_the_other_node(launcher)
 
 
 def test_a_node_that_is_gone_ends_the_search_with_its_name(search: Search) -> None:
     """The daemon of the second node is killed in mid-trial: what it has started goes on, and the
     next launch finds nobody there.
     """
-    process = search.start(*FAULTY, *ONE, "--trials", "3")
+    process = search.start(*FAULTY, *ONE, "--trials", "3", launcher=PLAIN)
     search.await_measuring(1, process)
     search.slurm.kill_node("n1")
-    _stops_with_its_name(search, process)
+    search.check_stops_with_its_name(process, PLAIN, search.slurm.recover)
 
 
 @pytest.mark.slow
@@ -93,26 +53,7 @@ def test_a_node_that_is_lost_in_mid_trial_does_so_too(search: Search, launcher: 
     process = search.start(*FAULTY, *ONE, "--trials", "3", launcher=launcher)
     search.await_measuring(1, process)
     search.end_node("n1")
-    _stops_with_its_name(search, process, launcher)
-
-
-def _stops_with_its_name(
-    search: Search, process: subprocess.Popen[str], launcher: str = "slurm-torchrun"
-) -> None:
-    """And the same command goes on when the node is back."""
-    run = finished(process)
-    assert run.returncode == 1, run.stderr
-    assert "node n1 does not start job steps any more" in run.stderr
-    done = search.trials()
-    assert 1 <= len(done) < 3
-    assert all(trial["state"] != "failed" for trial in done), run.stderr
-    search.slurm.recover()
-    search.assert_nothing_left()
-    run = search.run(*FAULTY, *ONE, "--trials", "3", launcher=launcher)
-    assert run.returncode == 0, run.stderr
-    assert search.trials()[: len(done)] == done
-    assert len(search.trials()) == 3
-    search.assert_nothing_left()
+    search.check_stops_with_its_name(process, launcher, search.slurm.recover)
 
 
 @pytest.mark.slow
@@ -124,11 +65,7 @@ def test_an_agent_that_is_killed_leaves_nothing_and_costs_no_trial(
     process = search.start(*FAULTY, *ONE, "--trials", "3", launcher=launcher)
     search.await_measuring(1, process)
     os.kill(search.agent("n1"), signal.SIGKILL)
-    run = finished(process)
-    assert run.returncode == 0, run.stderr
-    assert [trial["failure"] for trial in search.trials()] == [None, None, None]
-    assert "failed before" in search.measurements()[1]["seconds"]
-    search.assert_nothing_left()
+    search.check_repeated(process)
 
 
 @either
@@ -138,39 +75,26 @@ def test_a_cancelled_step_is_launched_again(search: Search, launcher: str) -> No
     steps = search.slurm.run("squeue", "-h", "-s", "-o", "%i %j").splitlines()
     (ours,) = [line.split()[0] for line in steps if "nccltune-" in line]
     search.slurm.run("scancel", ours)
-    run = finished(process)
-    assert run.returncode == 0, run.stderr
-    assert [trial["failure"] for trial in search.trials()] == [None, None, None]
-    assert "failed before" in search.measurements()[1]["seconds"]
-    search.assert_nothing_left()
+    search.check_repeated(process)
 
 
 @pytest.mark.parametrize(
     ("launcher", "number"),
     [
         ("slurm", signal.SIGKILL),
-        pytest.param("slurm-torchrun", signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param(PLAIN, signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param("slurm", signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
 def test_nothing_outlives_a_tuner_that_ends(
     search: Search, launcher: str, number: signal.Signals
 ) -> None:
-    process = search.start(*FAULTY, *ONE, "--trials", "3", launcher=launcher)
-    search.await_measuring(1, process)
-    os.kill(search.tuner(), number)
-    finished(process)
-    search.cli.assert_nothing_left(10)
-    assert len(search.trials()) == 1
-    run = search.run(*FAULTY, *ONE, "--trials", "3", launcher=launcher)
-    assert run.returncode == 0, run.stderr
-    assert len(search.trials()) == 3
-    search.assert_nothing_left()
+    search.check_tuner_that_ends(launcher, number)
 
 
 def test_a_node_with_other_settings_is_named_and_so_is_the_variable(search: Search) -> None:
     with search.slurm.setting("n1", "NCCL_BUFFSIZE", "1048576"):
-        run = search.run(*FAULTY, *ONE, "--trials", "2")
+        run = search.run(*FAULTY, *ONE, "--trials", "2", launcher=PLAIN)
     assert run.returncode == 1
     told = r"rank \d on node n1 has NCCL_BUFFSIZE set, and rank \d on node n0 has not"
     assert re.search(told, run.stderr), run.stderr
@@ -182,7 +106,7 @@ def test_a_node_with_other_settings_is_named_and_so_is_the_variable(search: Sear
 def test_a_slow_node_is_named(search: Search) -> None:
     with search.slurm.setting("n1", "STEP_MS", "20"):
         slow = ("--model", "smalljobs:Sleepy", "--space", "inert.yaml", "--confirm-launches", "0")
-        run = search.run(*slow, *ONE, "--trials", "1")
+        run = search.run(*slow, *ONE, "--trials", "1", launcher=PLAIN)
     assert run.returncode == 0, run.stderr
     (measurement,) = search.measurements()
     slowest = measurement["result"]["slowest"]
@@ -193,7 +117,7 @@ def test_a_slow_node_is_named(search: Search) -> None:
 
 
 def test_a_dry_run_shows_srun_and_torchrun(search: Search) -> None:
-    run = search.run(*FAULTY, *ONE, "--dry-run")
+    run = search.run(*FAULTY, *ONE, "--dry-run", launcher=PLAIN)
     assert run.returncode == 0, run.stderr
     (line,) = [each.strip() for each in run.stdout.splitlines() if "srun" in each and "--" in each]
     for words in (

@@ -44,7 +44,7 @@ def test_equal_nodes_have_one_digest_and_nothing_to_tell() -> None:
             "node gpu4 has 4 GPUs for this job, and every node needs one for each of its 8",
         ),
         ({"usable_gpus": 4}, "node gpu4 has 4 GPUs for this job, .* give --nproc-per-node 4, or"),
-        ({"usable_gpus": 0}, "node gpu4 has 0 GPUs for this job, .* ranks; ask Slurm for as many"),
+        ({"usable_gpus": 0}, "node gpu4 has 0 GPUs for this job, .* ranks; take nodes with as"),
         ({"torch": "2.8.0"}, "node gpu4 has torch 2.8.0, node gpu3 has 2.9.1"),
         ({"nvidia-nccl-cu12": "2.26.2"}, "node gpu4 has nvidia-nccl-cu12 2.26.2"),
     ],

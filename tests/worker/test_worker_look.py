@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
-from nccltune.worker.look import _usable_gpus, facts
+from nccltune.worker.look import _usable_gpus, facts, remove_left
 
 JOB = f"test-{os.getpid()}"
 LOOK = (
@@ -28,11 +32,11 @@ def _process(stack: ExitStack, **environment: str) -> subprocess.Popen[bytes]:
     return process
 
 
-def _look(*tags: str) -> tuple[int, list[int]]:
+def _look(*tags: str, **environment: str) -> tuple[int, list[int]]:
     """In a process of its own: a node's variables are those of its step."""
     done = subprocess.run(
         [sys.executable, "-c", LOOK, *tags],
-        env={**os.environ, "SLURM_JOB_ID": JOB},
+        env={**os.environ, "SLURM_JOB_ID": JOB, **environment},
         stdout=subprocess.PIPE,
         check=True,
     )
@@ -64,6 +68,50 @@ def test_what_a_dead_tuner_of_this_job_has_left_is_ended(stack: ExitStack) -> No
         assert _look() == (1, [])
         assert orphan.wait(10) == -9
         assert busy.poll() is None and elsewhere.poll() is None
+
+
+def test_over_hosts_it_is_so_in_one_network(stack: ExitStack) -> None:
+    """An address means another machine in another one."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        tag = {"NCCLTUNE_TAG": "0.other.1.2.3/7"}
+        tag["NCCLTUNE_ADDRESS"] = f"127.0.0.1:{free.getsockname()[1]}"
+        orphan = _process(stack, **tag, NCCLTUNE_NETWORK="net:[1]")
+        elsewhere = _process(stack, **tag, NCCLTUNE_NETWORK="net:[2]")
+        alone = _process(stack, **tag)
+        assert _look(NCCLTUNE_NETWORK="net:[1]") == (1, [])
+        assert orphan.wait(10) == -9
+        assert elsewhere.poll() is None and alone.poll() is None
+
+
+def test_folders_that_killed_agents_have_left_are_removed(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCLTUNE_NETWORK", "net:[1]")
+    living = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    free = stack.enter_context(socket.socket())
+    free.bind(("127.0.0.1", 0))  # nobody listens there
+    dead_at, living_at = (f"127.0.0.1:{each.getsockname()[1]}" for each in (free, living))
+    marks = {
+        "dead": {"owner": "a/1", "address": f"{dead_at} net:[1]"},
+        "busy": {"owner": "a/2", "address": f"{living_at} net:[1]"},
+        "of another network": {"owner": "a/2", "address": f"{dead_at} net:[2]"},
+        "of the tag": {"owner": "a/3", "address": f"{living_at} net:[1]"},
+        "of one machine": {"owner": "a/3"},
+    }
+    folders = {name: Path(stack.enter_context(_folder(each))) for name, each in marks.items()}
+    remove_left(["a/3"])
+    gone = [name for name, folder in folders.items() if not folder.exists()]
+    assert gone == ["dead", "of the tag"]
+
+
+@contextlib.contextmanager
+def _folder(marks: dict[str, str]) -> Iterator[str]:
+    folder = tempfile.mkdtemp(prefix="nccltune-", dir="/tmp")
+    for name, text in marks.items():
+        (Path(folder) / name).write_text(text)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What looks after a node's part of a job step, over a real connection."""
+"""What looks after a node's part of a launch, over a real connection."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from nccltune.launch.connection import Listener, Peer
 from nccltune.worker.channel import Channel
+from nccltune.worker.interfaces import interface_of
+from nccltune.worker.node import ADDRESS_HERE, prepare
+from nccltune.worker.status import LOG_DIR
 
 TOKEN = "0123456789abcdef"
 COMMAND = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(600)"
@@ -115,6 +119,9 @@ def test_signals_do_not_wait_for_what_they_interrupt() -> None:
     program = """
 import signal, socket, sys
 from nccltune.worker.channel import Channel
+from nccltune.worker.interfaces import interface_of
+from nccltune.worker.node import ADDRESS_HERE, prepare
+from nccltune.worker.status import LOG_DIR
 from nccltune.worker.node import _listening, _next
 
 ours, theirs = socket.socketpair()
@@ -136,3 +143,24 @@ def test_a_tuner_without_power_is_noticed() -> None:
         found = channel._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         channel._socket.close()
     assert found
+
+
+def test_gloo_is_told_the_interface_of_the_address_by_which_others_reach_us(folder: Path) -> None:
+    logs = folder / "logs/1/launch-0001"
+    told = {ADDRESS_HERE: "127.0.0.9", LOG_DIR: str(logs)}
+    prepare(told)
+    assert told["GLOO_SOCKET_IFNAME"] == "lo" and logs.is_dir()
+    own = {ADDRESS_HERE: "127.0.0.9", "GLOO_SOCKET_IFNAME": "eth7"}
+    prepare(own)
+    assert own["GLOO_SOCKET_IFNAME"] == "eth7", "the user's own word counts"
+    for nobodys in ("192.0.2.1", "a name"):
+        elsewhere = {ADDRESS_HERE: nobodys}
+        prepare(elsewhere)
+        assert set(elsewhere) == {ADDRESS_HERE}
+
+
+def test_every_interface_is_found_by_its_address() -> None:
+    for name, addresses in psutil.net_if_addrs().items():
+        for each in addresses:
+            if each.family is socket.AF_INET:
+                assert interface_of(each.address) == name.partition(":")[0]

@@ -123,12 +123,27 @@ def _refuse_mixture(context: click.Context) -> None:
 )
 @click.option(
     "--launcher",
-    type=click.Choice(["auto", "warm", "torchrun", "slurm", "slurm-torchrun"]),
+    type=click.Choice(
+        ["auto", "warm", "torchrun", "slurm", "slurm-torchrun", "ssh", "ssh-torchrun"]
+    ),
     default="auto",
     show_default=True,
     help="How ranks are started: warm, from a process that has torch imported, or by a plain "
     "torchrun command each time. auto: warm where it works. slurm: on all nodes of the allocation "
-    "that the command runs in, warm; slurm-torchrun: there, by srun and torchrun each time.",
+    "that the command runs in, warm; slurm-torchrun: there, by srun and torchrun each time. ssh, "
+    "ssh-torchrun: the same on the --hosts.",
+)
+@click.option(
+    "--hosts",
+    metavar="A,B,...|FILE",
+    help="For --launcher ssh: this machine and others, or a file with one on each line.",
+)
+@click.option(
+    "--ssh",
+    default="ssh",
+    show_default=True,
+    metavar="COMMAND",
+    help="What reaches them, with options of yours: 'ssh -F FILE'.",
 )
 @click.option(
     "--python",

@@ -20,11 +20,11 @@ from nccltune.cli.starting import (
     tell_setting,
 )
 from nccltune.errors import UsageError
+from nccltune.launch.cluster import Cluster
 from nccltune.launch.emulation import emulating
-from nccltune.launch.nodes import SlurmLauncher
+from nccltune.launch.nodes import NodesLauncher
 from nccltune.launch.plan import LaunchPlan, LaunchSettings
 from nccltune.launch.script import ScriptLauncher
-from nccltune.launch.slurm import Allocation
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.torchrun import TorchrunLauncher
 from nccltune.nccl.findings import printable
@@ -129,14 +129,14 @@ def _import_the_rest() -> None:
 
 
 def _plan(
-    found: Survey, settings: LaunchSettings, paths: StudyPaths, allocation: Allocation | None
+    found: Survey, settings: LaunchSettings, paths: StudyPaths, cluster: Cluster | None
 ) -> LaunchPlan:
     """A launch of the baseline."""
     script, logs = found.task.script, paths.launch_logs(0).absolute()
-    if allocation is not None:
-        over = SlurmLauncher(settings, StopFlag(), allocation)
-        address = f"{allocation.nodes[allocation.here].address}:PORT"
-        return over.whole_plan(over.plan(fixed_env(found), logs, address, "TOKEN", tag="TAG"))
+    if cluster is not None:
+        over = NodesLauncher(settings, StopFlag(), cluster)
+        there, address = cluster.logs_there(logs, 0), f"{cluster.own_address}:PORT"
+        return over.whole_plan(over.plan(fixed_env(found), there, address, "TOKEN", tag="TAG"))
     if script is None:
         launcher = TorchrunLauncher(settings, StopFlag())
         return launcher.plan(fixed_env(found), logs, "127.0.0.1:PORT", "TOKEN", tag="TAG")
@@ -178,7 +178,7 @@ def _dry_run(start: Start, paths: StudyPaths, cache: Path, *, as_json: bool) -> 
     refuse_empty(space)
     environ = emulating(os.environ, found.options.emulate_hosts)
     settings = launch_settings(found, worker_path if found.task.script else paths.worker, environ)
-    plan = _plan(found, settings, paths, start.allocation)
+    plan = _plan(found, settings, paths, start.cluster)
     done = list(store.trials) if store else []
     trials = found.options.trials or 40
     forecast = tables.forecast(done, trials, found.options.time_budget)
@@ -187,7 +187,7 @@ def _dry_run(start: Start, paths: StudyPaths, cache: Path, *, as_json: bool) -> 
             "study": paths.name,
             "space": space.to_dict(),
             "probed": space.probed,
-            "launch": {"argv": list(plan.argv), "environment": dict(plan.added)},
+            "launch": plan.document(),
             "trials": trials,
             "done": len(done),
             "forecast": forecast,
@@ -198,14 +198,7 @@ def _dry_run(start: Start, paths: StudyPaths, cache: Path, *, as_json: bool) -> 
     if not space.probed:
         tell("\nnot probed: no launch on an equal machine has asked NCCL yet, so what depends on")
         tell("transport or network is not settled")
-    if start.allocation is None:
-        tell("\neach launch as a torchrun command, with what a trial sets added (ranks that start")
-        tell("warm are forked with the same variables):")
-    else:
-        tell("\neach launch is a job step with a torchrun command on every node, with what a trial")
-        tell("sets added; {port}, {is_host} and {address} are filled in there:")
-        if found.options.launcher == "slurm":
-            tell("(warm ranks are forked with the same variables, by hosts that one step starts)")
+    _tell_how(start.cluster, found.options.launcher)
     for line in plan.lines():
         tell(f"  {printable(line)}")
     if found.options.storage is not None:
@@ -213,3 +206,20 @@ def _dry_run(start: Start, paths: StudyPaths, cache: Path, *, as_json: bool) -> 
         tell(f"\nstorage {where}: not opened; its name and place are as they can be")
     tell(f"\nstudy {paths.folder}: {len(done)} of {trials} trials done; {forecast}")
     return 0
+
+
+def _tell_how(cluster: Cluster | None, launcher: str) -> None:
+    """Before the lines of a launch."""
+    if cluster is None:
+        tell("\neach launch as a torchrun command, with what a trial sets added (ranks that start")
+        tell("warm are forked with the same variables):")
+        return
+    if cluster.shares_files:
+        tell("\neach launch is a job step with a torchrun command on every node, with what a trial")
+        tell("sets added; {port}, {is_host} and {address} are filled in there:")
+    else:
+        tell("\neach launch is a torchrun command on every node, with what a trial sets added;")
+        tell("{port}, {is_host}, {address} and {nccltune_folder} are filled in there. The command,")
+        tell("the variables and the worker's files go through the stdin of these processes:")
+    if launcher == cluster.kind:
+        tell("(warm ranks are forked with the same variables, by hosts that are started once)")

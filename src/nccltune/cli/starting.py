@@ -9,22 +9,22 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nccltune.cli.allocating import SLURM, allocation_of, on_nodes, worker_folder
 from nccltune.cli.cache import cache_folder
+from nccltune.cli.nodes import OVER_NODES, cluster_of, on_nodes, worker_folder
 from nccltune.cli.speaking import say
 from nccltune.errors import Interrupted, StudyError
 from nccltune.launch.ask import JobPython
+from nccltune.launch.cluster import Cluster
 from nccltune.launch.emulation import emulating
 from nccltune.launch.environment import without_unpinned
 from nccltune.launch.host import HostFailed, WarmHost
 from nccltune.launch.leftovers import end_leftovers
 from nccltune.launch.libraries import check_python
-from nccltune.launch.node_hosts import WarmSlurmLauncher
-from nccltune.launch.nodes import SlurmLauncher
+from nccltune.launch.node_hosts import WarmNodesLauncher
+from nccltune.launch.nodes import NodesLauncher
 from nccltune.launch.plan import LaunchSettings
 from nccltune.launch.protocol import Launcher
 from nccltune.launch.script import ScriptLauncher, ScriptRun, read_script
-from nccltune.launch.slurm import Allocation
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.torchrun import TorchrunLauncher
 from nccltune.launch.warm import WarmLauncher, early_variables
@@ -39,7 +39,7 @@ from nccltune.study.script_task import ScriptTask
 from nccltune.study.survey import Survey, data_source, find_python, survey
 from nccltune.worker.images import image_folder
 
-AnyLauncher = TorchrunLauncher | WarmLauncher | ScriptLauncher | SlurmLauncher
+AnyLauncher = TorchrunLauncher | WarmLauncher | ScriptLauncher | NodesLauncher
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Start:
     launcher: AnyLauncher
     worker_path: Path
     stop: StopFlag
-    allocation: Allocation | None = None
+    cluster: Cluster | None = None
     """The nodes that ranks are on, where they are several machines."""
 
 
@@ -78,14 +78,15 @@ def started(
     """
     own = without_unpinned(os.environ, options.unpin)
     stop, environ = stop or StopFlag(), emulating(own, options.emulate_hosts)
-    allocation = allocation_of(options, environ, over_nodes=over_nodes)
+    cluster, options = cluster_of(options, environ, over_nodes=over_nodes)
     python = find_python(options.python)
     if options.script:
         check_script(options, environ)
     else:
         data_source(options.data)
     with stop.installed(), contextlib.ExitStack() as stack:
-        shared = options.studies_dir if allocation is not None and not dry_run else None
+        shares = cluster is not None and cluster.shares_files and not dry_run
+        shared = options.studies_dir if shares else None
         worker_path = place_worker(stack.enter_context(worker_folder(shared)))
         with nothing_begun("at the start"):
             if options.python is not None:
@@ -102,12 +103,12 @@ def started(
                 say(f"making the image files once, in {images} (half a minute on two cores)")
             job = JobPython(python, worker_path, environ, host)
             found, host = _surveyed(options, job, images, stop, make=not dry_run)
-            if allocation is not None:
-                found = on_nodes(found, allocation, worker_path, environ, stop, look=not dry_run)
+            if cluster is not None:
+                found = on_nodes(found, cluster, worker_path, environ, stop, look=not dry_run)
         settings = launch_settings(found, worker_path, environ)
-        launcher = _launcher(found, settings, stop, host, allocation)
+        launcher = _launcher(found, settings, stop, host, cluster)
         stack.callback(launcher.close)
-        yield Start(found, launcher, worker_path, stop, allocation)
+        yield Start(found, launcher, worker_path, stop, cluster)
 
 
 @contextlib.contextmanager
@@ -121,7 +122,7 @@ def nothing_begun(when: str) -> Iterator[None]:
 
 def _may_be_warm(options: SearchOptions, environ: Mapping[str, str]) -> bool:
     """Not where the user says how torchrun is to start the script."""
-    if options.launcher in ("torchrun", *SLURM):
+    if options.launcher in ("torchrun", *OVER_NODES):
         return False
     return not options.script or read_script(options.script, environ).options is None
 
@@ -130,10 +131,10 @@ def plain_launcher(launcher: AnyLauncher, stop: StopFlag) -> Launcher:
     """One that starts ranks by plain torchrun commands."""
     if isinstance(launcher, WarmLauncher) and launcher.script is not None:
         return ScriptLauncher(launcher.settings, stop, launcher.script)
-    if isinstance(launcher, (ScriptLauncher, SlurmLauncher)):
+    if isinstance(launcher, (ScriptLauncher, NodesLauncher)):
         return launcher
-    if isinstance(launcher, WarmSlurmLauncher):
-        return SlurmLauncher(launcher.settings, stop, launcher.allocation)
+    if isinstance(launcher, WarmNodesLauncher):
+        return NodesLauncher(launcher.settings, stop, launcher.cluster)
     return TorchrunLauncher(launcher.settings, stop)
 
 
@@ -146,12 +147,12 @@ def _launcher(
     settings: LaunchSettings,
     stop: StopFlag,
     host: WarmHost | None,
-    allocation: Allocation | None,
+    cluster: Cluster | None,
 ) -> AnyLauncher:
-    if allocation is not None and found.options.launcher == "slurm":
-        return WarmSlurmLauncher(settings, stop, allocation=allocation)
-    if allocation is not None:
-        return SlurmLauncher(settings, stop, allocation)
+    if cluster is not None and found.options.launcher == cluster.kind:
+        return WarmNodesLauncher(settings, stop, cluster=cluster)
+    if cluster is not None:
+        return NodesLauncher(settings, stop, cluster)
     script = found.task.script
     if script is not None:
         run = script_run(script)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import secrets
 import shutil
 import signal
@@ -38,6 +39,8 @@ class GroupFolder:
     path: Path
     reached_as: str | None = None
     token: str = field(default_factory=lambda: secrets.token_hex(16))
+    number: int = field(default_factory=itertools.count().__next__)
+    """Of this launch among all of this process."""
 
     def __post_init__(self) -> None:
         self.path = self.path.absolute()
@@ -127,6 +130,7 @@ class RankGroup:
                 if answer is None:
                     continue
                 if answer["type"] == "result":
+                    self._processes.gather()
                     return watch.outcome(answer["result"], None)
                 watch.note(answer, self._gpus)
                 if watch.phase == "wait" or answer["type"] == "ask":
@@ -156,6 +160,8 @@ class RankGroup:
         return any(self._folder.path.glob("rank*.error.json"))
 
     def _lost(self) -> list[int]:
+        if self._folder.reached_as is not None:  # ids can take longer than the ranks' first word
+            self._pids = self._folder.pids()
         return self._processes.lost(self._pids)
 
     def _failed(self, watch: _Watch) -> Outcome:
@@ -194,6 +200,7 @@ class RankGroup:
         pids = self._pids or self._folder.pids()
         self._processes.signal(pids, signal.SIGUSR1)
         time.sleep(0.5)
+        self._processes.gather()
         spy = shutil.which("py-spy")
         for rank, pid in pids.items() if spy and self._folder.reached_as is None else ():
             with (

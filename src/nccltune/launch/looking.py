@@ -1,4 +1,4 @@
-"""A short job step that asks every node of an allocation what it is and ends what is left there."""
+"""A short task that asks every node what it is and ends what is left there."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from nccltune.errors import StudyError, UsageError
+from nccltune.launch.cluster import Cluster, Command, Task
 from nccltune.launch.connection import Listener, Peer, ProtocolError
-from nccltune.launch.leftovers import temporary_folder
+from nccltune.launch.leftovers import TAG, new_tag, temporary_folder
 from nccltune.launch.plan import python_variables
-from nccltune.launch.slurm import Allocation, cancel_steps, srun_argv, step_environment
-from nccltune.launch.step import last_words
 from nccltune.launch.stopping import StopFlag
-from nccltune.launch.supervised import Supervised
 from nccltune.worker import look
 from nccltune.worker.node import ADDRESS, TOKEN
 
 _SECONDS = 120.0  # a Python's start from a cold network disk; ranks of a broken node take 10 to end
 _POLL_SECONDS = 0.02
+_END_SECONDS = 5.0
 _looks = itertools.count()
 
 
 def look_at_nodes(
-    allocation: Allocation,
+    cluster: Cluster,
     python: str,
     worker_path: Path,
     base: Mapping[str, str],
@@ -36,8 +35,8 @@ def look_at_nodes(
     paths: Sequence[str] = (),
     tags: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """What each node is (`worker.look.facts`), in the allocation's order. Processes with one of
-    `tags` are ended everywhere, and what dead tuners have left in this job.
+    """What each node is (`worker.look.facts`), in their order. Processes with one of `tags`
+    are ended everywhere, and what dead tuners have left on such nodes.
 
     Raises:
         StudyError: naming the nodes that do not answer, or hold what cannot be ended.
@@ -45,87 +44,96 @@ def look_at_nodes(
         Interrupted: the user asked to stop meanwhile.
     """
     with temporary_folder() as folder:
-        found, said = _ask(
-            allocation,
-            python,
-            worker_path,
-            base,
-            stop,
-            folder / "srun.log",
-            {
-                "paths": list(paths),
-                "tags": list(tags),
-            },
-        )
-    silent = [node.name for at, node in enumerate(allocation.nodes) if at not in found]
-    if silent:
-        raise StudyError(_silent(silent, said, len(allocation.nodes)))
-    for at, node in enumerate(allocation.nodes):
+        question = {"paths": list(paths), "tags": list(tags)}
+        asked = _Look(cluster, python, worker_path, base, folder / "look.log")
+        try:
+            found = asked.answers(question, stop)
+        finally:
+            asked.end()
+        silent = [at for at in range(len(cluster.nodes)) if at not in found]
+        if silent:
+            names = [cluster.nodes[at].name for at in silent]
+            raise StudyError(_silent(names, asked.last_words(silent), len(cluster.nodes)))
+    for at, node in enumerate(cluster.nodes):
         if left := found[at]["left"]:
             listed = ", ".join(map(str, left))
             raise StudyError(f"node {node.name}: processes cannot be ended: {listed}; look at them")
         if missing := found[at]["missing"]:
+            how = (
+                "put it on a file system that the nodes share (--studies-dir, --data)"
+                if cluster.shares_files
+                else "copy it there (rsync), or give --data synthetic"
+            )
             raise UsageError(
                 f"node {node.name} does not see {missing[0]}: every node has to, under the same "
-                "path; put it on a file system that the nodes share (--studies-dir, --data)"
+                f"path; {how}"
             )
-    return [dict(found[at]["facts"]) for at in range(len(allocation.nodes))]
+    return [dict(found[at]["facts"]) for at in range(len(cluster.nodes))]
 
 
-def _ask(
-    allocation: Allocation,
-    python: str,
-    worker_path: Path,
-    base: Mapping[str, str],
-    stop: StopFlag,
-    log: Path,
-    question: Mapping[str, Any],
-) -> tuple[dict[int, dict[str, Any]], str]:
-    """The answers by node, as far as there are any, and what srun said last."""
-    token, name = secrets.token_hex(16), f"nccltune-look-{next(_looks)}"
-    listener = Listener(token, "", allocation.nodes[allocation.here].address)
-    env = {
-        **step_environment(base),
-        **python_variables(worker_path, base),
-        ADDRESS: listener.address,
-        TOKEN: token,
-    }
-    argv = srun_argv(allocation, name, (python, "-m", look.__name__))
-    srun = Supervised(argv, env, log)
-    peers: dict[int, Peer] = {}
-    found: dict[int, dict[str, Any]] = {}
-    deadline = time.monotonic() + _SECONDS
-    try:
-        while len(found) < len(allocation.nodes) and time.monotonic() < deadline:
+class _Look:
+    """The task under way. It is told to end when all have answered, or cannot."""
+
+    def __init__(
+        self, cluster: Cluster, python: str, worker_path: Path, base: Mapping[str, str], log: Path
+    ) -> None:
+        token = secrets.token_hex(16)
+        self._listener = Listener(token, "", cluster.own_address)
+        self._indices = range(len(cluster.nodes))
+        env = {
+            **base,
+            **python_variables(cluster.worker_there(worker_path), base),
+            ADDRESS: self._listener.address,
+            TOKEN: token,
+            TAG: new_tag(),
+        }
+        name = f"nccltune-look-{next(_looks)}"
+        command = Command(name, python, ("-m", look.__name__), env, worker_path)
+        self._task: Task = cluster.start(command, log)
+        self._peers: dict[int, Peer] = {}
+        self._found: dict[int, dict[str, Any]] = {}
+
+    def answers(self, question: Mapping[str, Any], stop: StopFlag) -> dict[int, dict[str, Any]]:
+        """By node, as far as there are any. Raises Interrupted."""
+        deadline = time.monotonic() + _SECONDS
+        while self._missing() and time.monotonic() < deadline:
             stop.check()
-            over = srun.poll() is not None
-            if (came := listener.accept(0.0 if over else _POLL_SECONDS, "a node")) is not None:
+            # before what they have said is looked for
+            over = all(self._task.ended(at) for at in self._missing())
+            if (
+                came := self._listener.accept(0.0 if over else _POLL_SECONDS, "a node")
+            ) is not None:
                 at = int(came[1]["node"])
-                peers[at] = came[0]
+                self._peers[at] = came[0]
                 with contextlib.suppress(ProtocolError):
-                    peers[at].send({"type": "look", **question})
+                    came[0].send({"type": "look", **question})
                 continue
-            _hear(peers, found)
+            self._hear()
             if over:
                 break
-    finally:
-        for peer in peers.values():
+        return self._found
+
+    def _missing(self) -> list[int]:
+        return [at for at in self._indices if at not in self._found]
+
+    def _hear(self) -> None:
+        for at, peer in self._peers.items():
+            with contextlib.suppress(ProtocolError):
+                if at not in self._found and (message := peer.receive(0.0)) is not None:
+                    self._found[at] = message
+
+    def last_words(self, places: Sequence[int]) -> str:
+        return self._task.last_words(places)
+
+    def end(self) -> None:
+        for peer in self._peers.values():
             peer.close()
-        listener.close()
-        if len(found) < len(allocation.nodes):
-            with contextlib.suppress(StudyError):
-                cancel_steps(allocation, name, env)
+        self._listener.close()
+        if self._missing():
+            self._task.cancel()
         else:
-            srun.wait(5.0)
-        srun.end()
-    return found, last_words(log)
-
-
-def _hear(peers: Mapping[int, Peer], found: dict[int, dict[str, Any]]) -> None:
-    for at, peer in peers.items():
-        with contextlib.suppress(ProtocolError):
-            if at not in found and (message := peer.receive(0.0)) is not None:
-                found[at] = message
+            self._task.wait(_END_SECONDS)
+        self._task.end()
 
 
 def _silent(names: Sequence[str], said: str, of: int) -> str:
@@ -133,10 +141,10 @@ def _silent(names: Sequence[str], said: str, of: int) -> str:
     rest = (
         ""
         if len(names) == of
-        else "; without it, the rest of the allocation is another machine: give "
+        else "; without it, the rest of the nodes is another machine: give "
         "--study another name there, or --new"
     )
     return (
-        f"{which} not start job steps any more: {said}\nwhat was measured is saved; when it is "
-        f"back the same command goes on{rest}"
+        f"{which} not answer: {said}\nwhat was measured is saved; when it is back the same command "
+        f"goes on{rest}"
     )

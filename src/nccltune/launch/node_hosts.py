@@ -1,5 +1,5 @@
-"""Warm hosts on all nodes of an allocation, started by one long job step: a launch then costs no
-srun and no import.
+"""Warm hosts on all nodes, started once: a launch then costs no start of a process over the network
+and no import.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nccltune.launch.cluster import Cluster, task_name
 from nccltune.launch.connection import Listener, Peer, ProtocolError
 from nccltune.launch.environment import launch_environment
-from nccltune.launch.group import RankGroup
+from nccltune.launch.group import GroupFolder, RankGroup
 from nccltune.launch.host import HOST_MODULE
 from nccltune.launch.leftovers import TAG, new_tag, own_folder
 from nccltune.launch.nodes import NodeRanks, clean_up
 from nccltune.launch.plan import LaunchSettings, python_variables
 from nccltune.launch.processes import Processes
-from nccltune.launch.slurm import Allocation
-from nccltune.launch.step import Step, last_words
+from nccltune.launch.step import Step
 from nccltune.launch.warm import Host, WarmLauncher
 
 _END_SECONDS = 15.0
@@ -44,7 +44,7 @@ class NodeHosts:
 
     def __init__(
         self,
-        allocation: Allocation,
+        cluster: Cluster,
         settings: LaunchSettings,
         early: Mapping[str, str],
         unclean: list[str],
@@ -53,24 +53,23 @@ class NodeHosts:
         self._unclean = unclean
         self.early = dict(early)
         self.busy = False
-        self.allocation = allocation
+        self.cluster = cluster
         self._hosts: dict[int, _Host] = {}
         self._folder = own_folder()
-        self._log = self._folder / "step.log"
         self._words: str | None = None
         self.tag = new_tag()
         token = secrets.token_hex(16)
-        self._listener = Listener(token, "", allocation.nodes[allocation.here].address)
+        self._listener = Listener(token, "", cluster.own_address)
         added = {
             **early,
-            **python_variables(settings.worker_path, settings.base),
+            **python_variables(cluster.worker_there(settings.worker_path), settings.base),
             "NCCLTUNE_ADDRESS": self._listener.address,
             "NCCLTUNE_TOKEN": token,
             TAG: self.tag,
         }
         env = launch_environment(settings.base, settings.site, added)
         command = (settings.python, "-m", HOST_MODULE)
-        self.step = Step(allocation, settings.python, command, env, self._log, self.tag)
+        self.step = Step(cluster, settings, command, env, self._folder / "step.log", self.tag)
 
     @property
     def alive(self) -> bool:
@@ -84,7 +83,7 @@ class NodeHosts:
     @property
     def ready(self) -> bool:
         """Whether all have come up; stays true after their end."""
-        return len(self._hosts) == len(self.allocation.nodes)
+        return len(self._hosts) == len(self.cluster.nodes)
 
     def advance(self) -> None:
         """Notice when a host has come up, and what it says."""
@@ -113,7 +112,7 @@ class NodeHosts:
         for host in self._hosts.values():
             host.ended = None
         port = self._port()
-        nodes = self.allocation.nodes
+        nodes = self.cluster.nodes
         for at, node in enumerate(nodes):
             meeting = {
                 "nodes": len(nodes),
@@ -122,7 +121,16 @@ class NodeHosts:
                 "address": node.address,
                 "name": name,
             }
-            self._hosts[at].peer.send({**order, "meeting": meeting})
+            self._hosts[at].peer.send({**self._order_there(at, order), "meeting": meeting})
+
+    def _order_there(self, at: int, order: Mapping[str, Any]) -> dict[str, Any]:
+        """With the folder that the node has for the group's logs."""
+        filled = {n: self.step.there(at, value) for n, value in order["environment"].items()}
+        return {
+            **order,
+            "environment": filled,
+            "log_dir": self.step.there(at, order["log_dir"]),
+        }
 
     def _port(self) -> int:
         """One that is free on the head node."""
@@ -165,7 +173,7 @@ class NodeHosts:
         return found
 
     def last_words(self) -> str:
-        return self._words if self._words is not None else last_words(self._log)
+        return self._words if self._words is not None else self.step.last_words()
 
     def end(self) -> None:
         """End the step with all that descends from it. Can be called again."""
@@ -183,10 +191,11 @@ class NodeHosts:
 class NodeWarmProcesses(NodeRanks):
     """One worker group of warm hosts on several nodes."""
 
-    def __init__(self, hosts: NodeHosts, order: Mapping[str, Any]) -> None:
-        super().__init__(hosts.step, Path(order["log_dir"]))
-        self._hosts, self._order = hosts, order
-        self._name = new_tag().rpartition(".")[2].replace("/", "-")
+    def __init__(self, hosts: NodeHosts, order: Mapping[str, Any], folder: GroupFolder) -> None:
+        super().__init__(hosts.step, folder.path)
+        self._hosts, self._order, self._number = hosts, order, folder.number
+        self._name = task_name(new_tag())
+        hosts.step.receive(folder.number, folder.path)
         self._sent = self._lost = False
         hosts.busy = True
         self.running()
@@ -233,23 +242,27 @@ class NodeWarmProcesses(NodeRanks):
 
     def end(self) -> None:
         """Let the hosts end the group. Where they cannot, everything is ended with them."""
-        if not (self._sent and not self._lost and self._hosts.end_group()):
+        ended = self._sent and not self._lost and self._hosts.end_group()
+        self.gather()
+        self._hosts.step.forget(self._number)
+        if not ended:
             self._hosts.end()
             with contextlib.suppress(OSError), (self._folder / "launcher.log").open("a") as log:
                 said = self._hosts.last_words()
-                log.write(f"the warm hosts were ended; their step said last: {said}\n")
+                log.write(f"the warm hosts were ended; what started them said last: {said}\n")
         self._hosts.busy = False
 
 
 @dataclass
-class WarmSlurmLauncher(WarmLauncher):
-    """Starts ranks on all nodes of an allocation, from hosts that have torch imported."""
+class WarmNodesLauncher(WarmLauncher):
+    """Starts ranks on all nodes, from hosts that have torch imported."""
 
-    name = "slurm"
-
-    allocation: Allocation = field(kw_only=True)
+    cluster: Cluster = field(kw_only=True)
     unclean: list[str] = field(default_factory=list)
     """Tags of steps of which something may be left on a node."""
+
+    def __post_init__(self) -> None:
+        self.name = self.cluster.kind
 
     def open(
         self,
@@ -260,16 +273,21 @@ class WarmSlurmLauncher(WarmLauncher):
         placed: Mapping[str, str] | None = None,
     ) -> RankGroup:
         """Raises StudyError, naming it, when a node has gone for good; Interrupted."""
-        clean_up(self.allocation, self.settings, self.stop, self.unclean)
+        clean_up(self.cluster, self.settings, self.stop, self.unclean)
         return super().open(process_env, log_dir, probe=probe, placed=placed)
 
     @property
     def _reached_as(self) -> str:
-        return self.allocation.nodes[self.allocation.here].address
+        return self.cluster.own_address
 
     def _start(self, early: Mapping[str, str]) -> Host:
-        return NodeHosts(self.allocation, self.settings, early, self.unclean)
+        return NodeHosts(self.cluster, self.settings, early, self.unclean)
 
-    def _processes(self, host: Host, order: Mapping[str, Any], own: Mapping[str, str]) -> Processes:
+    def _logs_there(self, folder: GroupFolder) -> Path:
+        return self.cluster.logs_there(folder.path, folder.number)
+
+    def _processes(
+        self, host: Host, order: Mapping[str, Any], own: Mapping[str, str], folder: GroupFolder
+    ) -> Processes:
         assert isinstance(host, NodeHosts)
-        return NodeWarmProcesses(host, order)
+        return NodeWarmProcesses(host, order, folder)

@@ -1,4 +1,4 @@
-"""The Slurm launcher, plain: every worker group is one job step with a torchrun on each node."""
+"""The launcher for several nodes, plain: for every worker group a torchrun is started on each."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 import shutil
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from nccltune.launch.cluster import Cluster, task_name
 from nccltune.launch.diagnosis import read_end
 from nccltune.launch.environment import launch_environment
 from nccltune.launch.group import GroupFolder, RankGroup
 from nccltune.launch.leftovers import TAG, new_tag
 from nccltune.launch.looking import look_at_nodes
 from nccltune.launch.plan import LaunchPlan, LaunchSettings, python_variables
-from nccltune.launch.slurm import Allocation, srun_argv, step_name
-from nccltune.launch.step import Step, agent_argv
+from nccltune.launch.step import Step, agent_command
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.torchrun import OWN_LOGS
 
@@ -52,7 +52,7 @@ def torchrun_on_nodes(
 
 
 def clean_up(
-    allocation: Allocation, settings: LaunchSettings, stop: StopFlag, unclean: list[str]
+    cluster: Cluster, settings: LaunchSettings, stop: StopFlag, unclean: list[str]
 ) -> None:
     """After launches that did not end on every node: end there what has their tags.
 
@@ -60,22 +60,24 @@ def clean_up(
     """
     if unclean:
         python, worker_path = settings.python, settings.worker_path
-        look_at_nodes(allocation, python, worker_path, settings.base, stop, tags=unclean)
+        look_at_nodes(cluster, python, worker_path, settings.base, stop, tags=unclean)
         unclean.clear()
 
 
 @dataclass
-class SlurmLauncher:
-    """Starts ranks on all nodes of an allocation."""
-
-    name = "slurm-torchrun"
+class NodesLauncher:
+    """Starts ranks on all nodes."""
 
     settings: LaunchSettings
     stop: StopFlag
-    allocation: Allocation
+    cluster: Cluster
+    name: str = field(init=False)
     warnings: list[str] = field(default_factory=list)
     unclean: list[str] = field(default_factory=list)
     """Tags of launches of which something may be left on a node."""
+
+    def __post_init__(self) -> None:
+        self.name = f"{self.cluster.kind}-torchrun"
 
     def plan(
         self,
@@ -88,27 +90,27 @@ class SlurmLauncher:
         probe: bool = False,
     ) -> LaunchPlan:
         """The torchrun command of a node, and what is added to its environment."""
-        settings = self.settings
+        settings, cluster = self.settings, self.cluster
         added = {
             **settings.rank_variables(process_env, log_dir, address, token, probe),
-            **python_variables(settings.worker_path, settings.base),
+            **python_variables(cluster.worker_there(settings.worker_path), settings.base),
             TAG: tag,
         }
         argv = torchrun_on_nodes(
             settings.python,
-            len(self.allocation.nodes),
+            len(cluster.nodes),
             settings.nproc_per_node,
-            self.allocation.head.address,
-            step_name(tag),
+            cluster.head.address,
+            task_name(tag),
             "nccltune.worker",
             log_dir / OWN_LOGS,
         )
         return LaunchPlan(argv, added)
 
     def whole_plan(self, plan: LaunchPlan) -> LaunchPlan:
-        """With the srun that brings it to the nodes, as the tuner starts it."""
-        command = agent_argv(self.settings.python, plan.argv)
-        return replace(plan, argv=srun_argv(self.allocation, step_name(plan.added[TAG]), command))
+        """With what brings it to the nodes, as the tuner starts it."""
+        command = agent_command(self.settings, plan.added[TAG], plan.argv, plan.added)
+        return self.cluster.shown(command)
 
     def open(
         self,
@@ -119,15 +121,16 @@ class SlurmLauncher:
         placed: Mapping[str, str] | None = None,
     ) -> RankGroup:
         """Raises StudyError, naming it, when a node has gone for good; Interrupted."""
-        clean_up(self.allocation, self.settings, self.stop, self.unclean)
+        clean_up(self.cluster, self.settings, self.stop, self.unclean)
         settings = self.settings
-        folder = GroupFolder(log_dir, self.allocation.nodes[self.allocation.here].address)
-        tag = new_tag()
+        folder = GroupFolder(log_dir, self.cluster.own_address)
+        tag, logs = new_tag(), self.cluster.logs_there(folder.path, folder.number)
         address = folder.connection.address
-        plan = self.plan(process_env, folder.path, address, folder.token, tag=tag, probe=probe)
+        plan = self.plan(process_env, logs, address, folder.token, tag=tag, probe=probe)
         env = launch_environment(settings.base, settings.site, plan.added)
         log = folder.path / "launcher.log"
-        step = Step(self.allocation, settings.python, plan.argv, env, log, tag)
+        step = Step(self.cluster, settings, plan.argv, env, log, tag)
+        step.receive(folder.number, folder.path)
         return RankGroup(
             StepProcesses(step, folder.path, tag, self.unclean),
             folder,
@@ -146,6 +149,9 @@ class NodeRanks:
     def __init__(self, step: Step, folder: Path) -> None:
         self._step, self._folder = step, folder
         self._nodes: dict[int, int] = {}
+
+    def gather(self) -> None:
+        self._step.gather()
 
     def _learn(self, pids: Mapping[int, int]) -> None:
         """On which node each of these ranks is, as it has written down itself."""
@@ -206,7 +212,7 @@ class StepProcesses(NodeRanks):
         return self._step.trouble() is not None
 
     def exit_codes(self) -> dict[int, int]:
-        return exit_codes(read_end(self._folder / "launcher.log"))
+        return exit_codes(self._step.output())
 
     def exit_code(self) -> int | None:
         return self._step.exit_code()

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nccltune.launch.emulation import emulation
 from nccltune.launch.environment import nccl_log_variables
@@ -64,11 +65,20 @@ class LaunchPlan:
 
     argv: tuple[str, ...]
     added: Mapping[str, str]
+    carriers: tuple[tuple[str, ...], ...] = ()
+    """Commands that are started here and read it all, where it is run on other machines."""
+
+    def document(self) -> dict[str, Any]:
+        """In plain values."""
+        found: dict[str, Any] = {"argv": list(self.argv), "environment": dict(self.added)}
+        if self.carriers:
+            found["carriers"] = [list(each) for each in self.carriers]
+        return found
 
     def lines(self) -> list[str]:
         """As one would type it: one variable a line, then the command."""
         variables = [f"{name}={shlex.quote(value)} \\" for name, value in self.added.items()]
-        return [*variables, shlex.join(self.argv)]
+        return [*map(shlex.join, self.carriers), *variables, shlex.join(self.argv)]
 
 
 def torchrun_argv(python: str, nproc_per_node: int, module: str, logs: Path) -> tuple[str, ...]:

@@ -37,6 +37,10 @@ class Processes(Protocol):
         """Whether it has told all that it can tell of its end."""
         ...
 
+    def gather(self) -> None:
+        """Have all in the launch's folder that ranks have written up to now."""
+        ...
+
     def lost(self, pids: Mapping[int, int]) -> list[int]:
         """Those of these ranks (process id by rank) that are known to be gone."""
         ...
@@ -67,6 +71,8 @@ class LocalRanks:
 
     def running(self) -> bool:
         raise NotImplementedError
+
+    def gather(self) -> None: ...
 
     def lost(self, pids: Mapping[int, int]) -> list[int]:
         return [rank for rank, pid in pids.items() if not is_running(pid)]

@@ -8,11 +8,15 @@ import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from nccltune.errors import StudyError, UsageError
+from nccltune.launch.cluster import Cluster, Command, Node, Task, last_words
+from nccltune.launch.diagnosis import read_end
+from nccltune.launch.plan import LaunchPlan
+from nccltune.launch.supervised import Supervised
 
 _SECONDS = 60.0
-_STEP_NAME = "nccltune"
 
 # srun takes them from the allocation, or from the step that the tuner runs in, and would give the
 # one task of a node less than the node, or order nodes and write output in another way.
@@ -29,33 +33,50 @@ _NARROWING = (
 
 
 @dataclass(frozen=True)
-class Node:
-    """A node as Slurm knows it; `address` is how Slurm's own daemons reach it."""
+class Allocation(Cluster):
+    """The nodes of a job, in Slurm's order; its own daemons reach them at these addresses."""
 
-    name: str
-    address: str
-    host: str
-
-
-@dataclass(frozen=True)
-class Allocation:
-    """The nodes of a job, in Slurm's order; the first is the head. `here` is the one that the tuner
-    runs on, by its place among them.
-    """
+    kind = "slurm"
+    shares_files = True
 
     job: str
-    nodes: tuple[Node, ...]
-    here: int
-    gpus: int | None
-    """On each node, as Slurm gives them; None where it gives none."""
 
-    @property
-    def head(self) -> Node:
-        return self.nodes[0]
+    def start(self, command: Command, log: Path) -> Task:
+        return _Step(self, command, log)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(node.name for node in self.nodes)
+    def shown(self, command: Command) -> LaunchPlan:
+        return LaunchPlan(srun_argv(self, command.name, command.words), command.env)
+
+
+class _Step(Task):
+    """A job step: one srun, which brings what its tasks print."""
+
+    def __init__(self, allocation: Allocation, command: Command, log: Path) -> None:
+        self._allocation, self._name, self._log = allocation, command.name, log
+        self._env = step_environment(command.env)
+        self._srun = Supervised(srun_argv(allocation, command.name, command.words), self._env, log)
+
+    def ended(self, at: int) -> bool:
+        return self._srun.poll() is not None
+
+    def code(self) -> int | None:
+        return self._srun.poll()
+
+    def output(self) -> str:
+        return read_end(self._log)
+
+    def last_words(self, places: Sequence[int]) -> str:
+        return last_words(self.output()) or "srun printed nothing"
+
+    def wait(self, seconds: float) -> bool:
+        return self._srun.wait(seconds)
+
+    def cancel(self) -> None:
+        with contextlib.suppress(StudyError):  # what is left is looked for anyway
+            cancel_steps(self._allocation, self._name, self._env)
+
+    def end(self) -> None:
+        self._srun.end()
 
 
 def find_allocation(environ: Mapping[str, str]) -> Allocation:
@@ -81,7 +102,7 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation:
             "`srun --overlap --nodes=1 --ntasks=1 --cpu-bind=none --pty bash` opens, or submit it "
             "with sbatch"
         )
-    return Allocation(job, nodes, here, _count(environ.get("SLURM_GPUS_ON_NODE")))
+    return Allocation(nodes, here, job)
 
 
 def _look_up(listed: str, environ: Mapping[str, str]) -> list[Node]:
@@ -134,11 +155,6 @@ def ask_slurm(command: Sequence[str], environ: Mapping[str, str]) -> str:
 def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """For srun: without what would narrow a step to a part of its nodes."""
     return {name: value for name, value in environ.items() if name not in _NARROWING}
-
-
-def step_name(tag: str) -> str:
-    """By which a step can be found again."""
-    return f"{_STEP_NAME}-{tag.rpartition('.')[2].replace('/', '-')}"
 
 
 def srun_argv(allocation: Allocation, name: str, command: Sequence[str]) -> tuple[str, ...]:

@@ -1,30 +1,27 @@
-"""A job step over the nodes of an allocation as the tuner sees it: an agent on each node that
-starts its command there and ends it (`nccltune.worker.node` is the other side).
+"""A command on all nodes as the tuner sees it: an agent on each that starts it there and ends it
+(`nccltune.worker.node` is the other side).
 """
 
 from __future__ import annotations
 
-import contextlib
-import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nccltune.errors import StudyError
+from nccltune.launch.cluster import Cluster, Command, task_name
 from nccltune.launch.connection import Listener, Peer, ProtocolError
-from nccltune.launch.diagnosis import read_end
+from nccltune.launch.inbox import Inbox
 from nccltune.launch.leftovers import end_tagged
-from nccltune.launch.slurm import Allocation, cancel_steps, srun_argv, step_environment, step_name
-from nccltune.launch.supervised import Supervised
+from nccltune.launch.plan import LaunchSettings
 from nccltune.worker import node as agent
 
 _END_SECONDS = 15.0  # for agents to end what is theirs, and a moment for the network
-_SRUN_SECONDS = 5.0
-_LAST_BYTES = 1 << 14
-_TELLING = re.compile(r"error|fatal|cannot|no module|killed", re.IGNORECASE)
+_TASK_SECONDS = 5.0
+_LAST_SECONDS = 1.0  # for what an agent said last, which takes another way than its end
+_GATHER_SECONDS = 5.0
 _NO_WORKER = "No module named"
 
 
@@ -41,40 +38,43 @@ class Agent:
     gone: set[int] = field(default_factory=set)
     """Of the processes that it watches, those that have ended."""
 
+    gathered: bool = False
+    """Whether it has sent all that ranks had written when it was asked to."""
+
     @property
     def open(self) -> bool:
         return not self.ended and not self.lost
 
 
-def agent_argv(python: str, command: Sequence[str]) -> tuple[str, ...]:
-    return (python, "-m", agent.__name__, "--", *command)
+def agent_command(
+    settings: LaunchSettings, tag: str, command: Sequence[str], env: Mapping[str, str]
+) -> Command:
+    """An agent on each node for this command."""
+    words = ("-m", agent.__name__, "--", *command)
+    return Command(task_name(tag), settings.python, words, env, settings.worker_path)
 
 
 class Step:
-    """One task on each node. `command` may have {port}, {is_host} and {address} in its words."""
+    """The command on each node; it may have {port}, {is_host} and {address} in its words."""
 
     def __init__(
         self,
-        allocation: Allocation,
-        python: str,
+        cluster: Cluster,
+        settings: LaunchSettings,
         command: Sequence[str],
         env: Mapping[str, str],
         log: Path,
         tag: str,
     ) -> None:
-        self._allocation, self._log, self._tag = allocation, log, tag
-        self._name, self._agents = step_name(tag), dict[int, Agent]()
+        self._cluster, self._tag = cluster, tag
+        self._agents, self._inbox = dict[int, Agent](), Inbox()
         token = secrets.token_hex(16)
-        self._listener = Listener(token, "", allocation.nodes[allocation.here].address)
-        self._env = {
-            **step_environment(env),
-            agent.ADDRESS: self._listener.address,
-            agent.TOKEN: token,
-        }
+        self._listener = Listener(token, "", cluster.own_address)
+        told = {**env, agent.ADDRESS: self._listener.address, agent.TOKEN: token}
         self._started = self._over = False
         self._failed_to_end: list[str] = []
-        argv = srun_argv(allocation, self._name, agent_argv(python, command))
-        self._srun = Supervised(argv, self._env, log)
+        self._cut_off: set[int] = set()
+        self._task = cluster.start(agent_command(settings, tag, command, told), log)
 
     def advance(self) -> None:
         """Hear what there is; start the command once every node is there."""
@@ -83,15 +83,19 @@ class Step:
         while (found := self._listener.accept(0.0, "a node")) is not None:
             peer, hello = found
             self._agents[int(hello["node"])] = Agent(peer, int(hello["port"]))
-        if not self._started and len(self._agents) == len(self._allocation.nodes):
+        if not self._started and len(self._agents) == len(self._cluster.nodes):
             self._started = True
             self._start()
-        for each in self._agents.values():
-            self._hear(each)
+        for at, each in self._agents.items():
+            self._hear(at)
+            if each.open and at not in self._cut_off and self._task.ended(at):
+                self._hear(at, _LAST_SECONDS)
+                if each.open:
+                    self._cut_off.add(at)
 
     def _start(self) -> None:
         port = self._agents[0].port
-        for at, node in enumerate(self._allocation.nodes):
+        for at, node in enumerate(self._cluster.nodes):
             values = {"port": port, "is_host": int(at == 0), "address": node.address}
             self._tell(at, {"type": "start", "values": values})
 
@@ -101,37 +105,77 @@ class Step:
         except ProtocolError:
             self._agents[at].lost = True
 
-    @staticmethod
-    def _hear(each: Agent) -> None:
+    def _hear(self, at: int, seconds: float = 0.0) -> None:
+        each = self._agents[at]
         try:
-            while each.open and (message := each.peer.receive(0.0)) is not None:
+            while each.open and (message := each.peer.receive(seconds)) is not None:
                 if message["type"] == "ended":
                     each.ended = True
                     each.code, each.left = message["code"], list(message["left"])
                 elif message["type"] == "gone":
                     each.gone |= set(message["pids"])
+                elif message["type"] == "gathered":
+                    each.gathered = True
+                elif message["type"] == "file":
+                    self._inbox.take(at, message)
         except ProtocolError:
             each.lost = True
 
     @property
     def intact(self) -> bool:
-        """Whether srun runs, and no node's part of the step is over."""
-        return self._srun.poll() is None and all(each.open for each in self._agents.values())
+        """Whether all nodes are connected, and no node's part is over."""
+        parts = all(each.open for each in self._agents.values())
+        return parts and not any(self._task.ended(at) for at in self._indices())
 
     @property
     def over(self) -> bool:
-        """Whether srun has ended: all that ranks print is in the log then."""
-        return self._srun.poll() is not None
+        """Whether it has ended on all nodes, so that what they printed is here, or will not begin
+        on all of them.
+        """
+        ended = [self._task.ended(at) for at in self._indices()]
+        return all(ended) or (any(ended) and not self._started)
 
     @property
     def started(self) -> bool:
         """Whether every node has begun with the command."""
         return self._started
 
+    def output(self) -> str:
+        """What was printed on all nodes."""
+        return self._task.output()
+
+    def there(self, at: int, text: str) -> str:
+        """With what only that node has in place of names in braces."""
+        return self._task.there(at, text)
+
+    def receive(self, number: int, folder: Path) -> None:
+        """Bring what the ranks of that launch write on the nodes to this folder, where nodes share
+        no files.
+        """
+        if not self._cluster.shares_files:
+            self._inbox.expect(number, folder)
+
+    def gather(self) -> None:
+        """See all in that folder that ranks have written up to now."""
+        if self._cluster.shares_files or self._over or not self._started:
+            return
+        for at, each in self._agents.items():
+            each.gathered = False
+            if each.open:
+                self._tell(at, {"type": "gather"})
+        self._hear_all(lambda each: not each.gathered, _GATHER_SECONDS)
+
+    def forget(self, number: int) -> None:
+        """That launch is over: what it has left in files on the nodes can go."""
+        if self._inbox.forget(number):
+            for at, each in self._agents.items():
+                if each.open:
+                    self._tell(at, {"type": "forget", "number": number})
+
     def exit_code(self) -> int | None:
-        """The first that is not 0 of the commands, else srun's own."""
+        """The first that is not 0 of the commands, else that of what started them."""
         codes = [each.code for each in self._agents.values() if each.code]
-        return codes[0] if codes else self._srun.poll()
+        return codes[0] if codes else self._task.code()
 
     def has_ended(self, at: int, pid: int) -> bool:
         """Whether that process, watched on that node, or all of the node's part is over."""
@@ -149,10 +193,6 @@ class Step:
         if at in self._agents and self._agents[at].open:
             self._tell(at, {"type": "signal", "pids": list(pids), "number": number})
 
-    def missing(self) -> list[str]:
-        """The nodes on which nothing has begun."""
-        return self._named(at for at in self._indices() if at not in self._agents)
-
     def lost(self) -> list[str]:
         """The nodes whose agents are gone without a word, or did not end what is theirs."""
         found = {at for at, each in self._agents.items() if each.lost or each.left}
@@ -161,66 +201,68 @@ class Step:
 
     @property
     def cancelled(self) -> bool:
-        """Whether somebody else ended the step."""
+        """Whether somebody else ended it."""
         return any(each.code == agent.CANCELLED for each in self._agents.values())
 
     def trouble(self) -> str | None:
-        """What happened to the step, where it is not the ranks' own doing."""
-        gone, said = self.lost(), self.last_words()
+        """What happened to it, where it is not the ranks' own doing."""
+        gone, said = self.lost(), self._task.last_words(self._indices())
         if gone:
             nodes = f"node {gone[0]} is" if len(gone) == 1 else f"nodes {', '.join(gone)} are"
-            return f"{nodes} gone: the job step ended there without a word ({said})"
+            return f"{nodes} gone: what was started there ended without a word ({said})"
         if self.cancelled:
-            return "the job step was cancelled, by somebody else or by Slurm"
+            return "the launch was cancelled by somebody else"
+        if self._cut_off:
+            cut = ", ".join(self._named(sorted(self._cut_off)))
+            return f"the connection to {cut}, by which the launch was started, is gone ({said})"
         if not self._started and (self.over or self._over):
-            missing = ", ".join(self.missing())
-            return f"the job step did not begin on {missing}: {said}{_hint(said)}"
+            absent = [at for at in self._indices() if at not in self._agents]
+            missing = [at for at in absent if self._task.ended(at)] or absent
+            said = self._task.last_words(missing)
+            return f"nothing began on {', '.join(self._named(missing))}: {said}{_hint(said)}"
         return None
 
-    def last_words(self) -> str:
-        """What srun said last that tells something."""
-        return last_words(self._log)
-
     def _indices(self) -> range:
-        return range(len(self._allocation.nodes))
+        return range(len(self._cluster.nodes))
 
-    def _named(self, places: Any) -> list[str]:
-        return [self._allocation.nodes[at].name for at in places]
+    def _named(self, places: Iterable[int]) -> list[str]:
+        return [self._cluster.nodes[at].name for at in places]
+
+    def _hear_all(self, wanted: Callable[[Agent], bool], seconds: float) -> None:
+        """Hear all that are there for as long as something is wanted of one of them."""
+        deadline = time.monotonic() + seconds
+        while any(each.open and wanted(each) for each in self._agents.values()):
+            if time.monotonic() > deadline:
+                return
+            for at in self._agents:
+                self._hear(at)
+            time.sleep(0.005)
 
     def end(self) -> bool:
         """End the command with every descendant on every node. False where a node did not confirm
-        that: then something may be left there.
+        that, or may be gone: then it has to be looked at.
         """
         if self._over:
             return not self.lost()
         for each in self._agents.values():
             if each.open:
                 each.peer.finish()
-        deadline = time.monotonic() + _END_SECONDS
-        while any(each.open for each in self._agents.values()) and time.monotonic() < deadline:
-            for each in self._agents.values():
-                self._hear(each)
-            time.sleep(0.005)
+        self._hear_all(lambda each: True, _END_SECONDS)
         self._failed_to_end = self._named(at for at, each in self._agents.items() if each.open)
         self._over = True
-        clean = self._started and not self.lost()
+        clean = self._started and not self.lost() and not self._cut_off
         if not clean:
-            with contextlib.suppress(StudyError):  # what is left is looked for anyway
-                cancel_steps(self._allocation, self._name, self._env)
-        self._srun.wait(_SRUN_SECONDS)
-        self._srun.end()
+            self._task.cancel()
+        self._task.wait(_TASK_SECONDS)
+        self._task.end()
         end_tagged(self._tag)
         for each in self._agents.values():
             each.peer.close()
         self._listener.close()
         return clean
 
-
-def last_words(log: Path) -> str:
-    """What srun and its tasks printed last that tells something, on one line."""
-    lines = read_end(log, _LAST_BYTES).strip().splitlines()
-    telling = [line for line in lines if _TELLING.search(line)] or lines
-    return " | ".join(line.strip() for line in telling[-3:])[-400:] or "srun printed nothing"
+    def last_words(self) -> str:
+        return self._task.last_words(self._indices())
 
 
 def _hint(said: str) -> str:

@@ -24,6 +24,7 @@ _LOOK_SECONDS = 0.05
 class Supervised:
     """The command and all its descendants. Output goes to `log`; `remove` is a folder that goes
     with them, even when the tuner is killed. A command that prints more than `most` bytes is ended.
+    It reads what is in the file `stdin`, or nothing.
     """
 
     def __init__(
@@ -35,10 +36,12 @@ class Supervised:
         remove: Path | None = None,
         cwd: Path | None = None,
         most: int | None = None,
+        stdin: Path | None = None,
     ) -> None:
         self.flooded = False
         self._trusted = threading.Event()
         options = [] if remove is None else ["--remove", str(remove)]
+        options += [] if stdin is None else ["--input", str(stdin)]
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", supervisor.__file__, *options, "--", *argv],
@@ -56,7 +59,7 @@ class Supervised:
         while not self._trusted.wait(_LOOK_SECONDS) and self.poll() is None:
             if is_flooded(log, most):
                 self.flooded = True
-                self._ask_to_end()
+                self.ask_to_end()
                 return
 
     def trust(self) -> None:
@@ -77,14 +80,14 @@ class Supervised:
 
     def end(self) -> None:
         """End the command with every descendant."""
-        self._ask_to_end()
+        self.ask_to_end()
         try:
             self._process.wait(timeout=_END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
-    def _ask_to_end(self) -> None:
+    def ask_to_end(self) -> None:
         """Close the supervisor's stdin: it kills every descendant and ends."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):

@@ -85,12 +85,13 @@ class WarmLauncher:
         host = self._host(early)
         folder = GroupFolder(log_dir, self._reached_as)
         late = {name: value for name, value in process_env.items() if name not in early}
+        logs = self._logs_there(folder)
         order: dict[str, Any] = {
             "type": "open",
             "nproc_per_node": settings.nproc_per_node,
-            "log_dir": str(folder.path),
+            "log_dir": str(logs),
             "environment": settings.rank_variables(
-                late, folder.path, folder.connection.address, folder.token, probe
+                late, logs, folder.connection.address, folder.token, probe
             ),
         }
         given: dict[str, Any] = {
@@ -100,7 +101,7 @@ class WarmLauncher:
             "warn": self.warnings.append,
         }
         if self.script is None:
-            return RankGroup(self._processes(host, order, own), folder, **given)
+            return RankGroup(self._processes(host, order, own, folder), folder, **given)
         workdir, cwd = self.script.place(folder.path)
         order["environment"] |= self.script.variables(settings.base, folder.path)
         order["script"] = {
@@ -108,18 +109,25 @@ class WarmLauncher:
             "python_path": settings.base.get("PYTHONPATH"),
             "cwd": None if cwd is None else str(cwd),
         }
-        return ScriptGroup(folder, workdir, processes=self._processes(host, order, own), **given)
+        processes = self._processes(host, order, own, folder)
+        return ScriptGroup(folder, workdir, processes=processes, **given)
 
     @property
     def _reached_as(self) -> str | None:
         """By which address ranks reach this machine from others; None: all of them are here."""
         return None
 
+    def _logs_there(self, folder: GroupFolder) -> Path:
+        """Where ranks write what is to be in that folder."""
+        return folder.path
+
     def _start(self, early: Mapping[str, str]) -> Host:
         settings = self.settings
         return WarmHost(settings.python, settings.worker_path, settings.base, settings.site, early)
 
-    def _processes(self, host: Host, order: Mapping[str, Any], own: Mapping[str, str]) -> Processes:
+    def _processes(
+        self, host: Host, order: Mapping[str, Any], own: Mapping[str, str], folder: GroupFolder
+    ) -> Processes:
         assert isinstance(host, WarmHost)
         return WarmProcesses(host, order, own)
 

@@ -15,6 +15,7 @@ from packaging.version import Version
 from nccltune.launch.environment import refuse_overrides
 from nccltune.launch.nccl_logs import NcclLogs
 from nccltune.launch.protocol import Failure, Group, Launcher, Limits, Outcome, Progress
+from nccltune.launch.ssh import FOLDERS
 from nccltune.launch.turns import NoTurns, Side, take_turns
 from nccltune.machine.gpus import Gpu
 from nccltune.machine.health import Reading, taints
@@ -262,6 +263,7 @@ class Measurer:
         """Fit for a record that others may read: no path of this machine, no host name."""
         paths = {**self.private, str(self.store.paths.folder.absolute()): "."}
         hosts = {name: f"node {at}" for at, name in enumerate(self.node_names)}
+        text = FOLDERS.sub("FOLDER", text)
         return _without(text, paths, {**hosts, os.uname().nodename: "HOST"})
 
     def _public_facts(self, nccl: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def check_nodes(
             fewer = f"give --nproc-per-node {count}, or " if count else ""
             raise UsageError(
                 f"node {name} has {count} GPUs for this job, and every node needs one for each of "
-                f"its {ranks} ranks; {fewer}ask Slurm for as many on each node (--gpus-per-node)"
+                f"its {ranks} ranks; {fewer}take nodes with as many (Slurm: --gpus-per-node)"
             )
         for package in _VERSIONS:
             if node.get(package) != nodes[0].get(package):

@@ -26,6 +26,9 @@ class SearchOptions:
     nproc_per_node: int | None = None
     emulate_hosts: int | None = None
     launcher: str = "auto"
+    hosts: str | None = None
+    """Of --launcher ssh: a list, or the path of a file."""
+    ssh: str = "ssh"
     python: str | None = None
     allow_busy: bool = False
     batch_size: int | None = None

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nccltune.worker.status import NODE, Disagreement
+from nccltune.worker.status import NODE, NODE_NAME, Disagreement
 
 # What NCCL reads in each process for itself: where it is, its own interfaces, what it logs.
 MAY_DIFFER = frozenset(
@@ -29,13 +29,17 @@ def own_view(environ: Mapping[str, str], versions: Mapping[str, Any]) -> dict[st
     """What this rank tells the others: digests by name, and where it is."""
     return {
         "node": int(environ.get(NODE, "0")),
-        "name": environ.get("SLURMD_NODENAME") or platform.node(),
+        "name": _name(environ),
         "settings": {
             **{name: _digest(value.encode(errors="replace")) for name, value in _set(environ)},
             **{name: _digest(value) for name, value in _files(environ)},
         },
         "versions": {name: str(version) for name, version in versions.items()},
     }
+
+
+def _name(environ: Mapping[str, str]) -> str:
+    return environ.get(NODE_NAME) or environ.get("SLURMD_NODENAME") or platform.node()
 
 
 def _set(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -150,6 +150,9 @@ class Group:
     ) -> None:
         self._host, self._message, self._keep, self._folder = host, message, keep, folder
         self._logs = Path(message["log_dir"])
+        self._logs.mkdir(
+            parents=True, exist_ok=True
+        )  # it is not here yet where no files are shared
         self._nproc = int(message["nproc_per_node"])
         self._meeting: dict[str, Any] = message.get("meeting") or _ALONE
         self._processes: list[BaseProcess] = []

@@ -9,29 +9,42 @@ import contextlib
 import glob
 import os
 import platform
+import shutil
 import signal
 import socket
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nccltune.worker.node import greet
-from nccltune.worker.owners import TAG
+from nccltune.worker.channel import Channel
+from nccltune.worker.node import FOLDER, greet, node_number
+from nccltune.worker.owners import OWNER, TAG, TUNER
 
 _SECONDS = 10.0
 _REFUSED_SECONDS = 2.0
 _VERSIONS = ("torch", "torchvision", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 _WITHIN_HOST = ("lo", "docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "cilium", "kube")
 _GPUS = "/proc/driver/nvidia/gpus/*/information"
-_JOB = "SLURM_JOB_ID"
+NETWORK = "NCCLTUNE_NETWORK"
+_SAME = ("SLURM_JOB_ID", NETWORK)  # or a tuner's address may mean another machine here
+_FOLDERS = "/tmp/nccltune-*"
+_LONGEST_MARK = 1000
 
 
 def main() -> None:
-    channel = greet(os.environ.get("SLURM_NODEID", "0"))
+    try:
+        _answer(greet(node_number(os.environ)))
+    finally:
+        shutil.rmtree(os.environ.get(FOLDER, ""), ignore_errors=True)
+
+
+def _answer(channel: Channel) -> None:
     wanted = channel.receive()
     ended, left = end_left(wanted["tags"])
+    remove_left(wanted["tags"])
     missing = [path for path in wanted["paths"] if not os.path.exists(path)]
     channel.send("seen", facts=facts(), missing=missing, ended=ended, left=left)
 
@@ -131,6 +144,24 @@ def end_left(tags: Sequence[str]) -> tuple[int, list[int]]:
     return len(met), []
 
 
+def remove_left(tags: Sequence[str]) -> None:
+    """Remove the folders of agents that were killed: of these tags, and of dead tuners whose
+    network this is.
+    """
+    for folder in map(Path, glob.glob(_FOLDERS)):
+        with contextlib.suppress(OSError, ValueError):
+            marks = (folder / OWNER, folder / TUNER)
+            kinds = [stat.S_ISDIR(folder.lstat().st_mode)]
+            kinds += [stat.S_ISREG(mark.lstat().st_mode) for mark in marks]
+            ours = all(path.lstat().st_uid == os.getuid() for path in (folder, *marks))
+            if not (ours and all(kinds)) or any(m.stat().st_size > _LONGEST_MARK for m in marks):
+                continue
+            tag, address = (mark.read_text() for mark in marks)
+            address, _, network = address.partition(" ")
+            if tag in tags or (network == os.environ.get(NETWORK) and _is_refused(address)):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
 def _tagged() -> Iterator[tuple[int, dict[str, str]]]:
     """Living processes with a tag and their environment, but for us and those above us."""
     above, pid = set[int](), os.getpid()
@@ -155,11 +186,11 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _is_left(found: dict[str, str], tags: Sequence[str]) -> bool:
-    """Of these tags; or of this job, by a tuner where nobody listens any more."""
+    """Of these tags; or of this job or network, by a tuner where nobody listens any more."""
     if found[TAG] in tags:
         return True
     address = found.get("NCCLTUNE_ADDRESS")
-    ours = _JOB in os.environ and found.get(_JOB) == os.environ[_JOB]
+    ours = any(name in os.environ and found.get(name) == os.environ[name] for name in _SAME)
     return ours and address is not None and _is_refused(address)
 
 

@@ -12,6 +12,12 @@ OWNER = "owner"
 """The same, as a file in a folder that is to be gone at the end."""
 
 
+TUNER = "address"
+"""Where that tuner listens and in which network, in such a folder on a node that knows nothing else
+of it.
+"""
+
+
 def mark_as_ours(folder: Path) -> None:
     """Note the tuner of this process in a folder; nothing where no tuner started it."""
     if tag := os.environ.get(TAG):

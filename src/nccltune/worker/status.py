@@ -10,7 +10,10 @@ from pathlib import Path
 
 LOG_DIR = "NCCLTUNE_LOG_DIR"
 NODE = "NCCLTUNE_NODE"
-"""Which node of a job step this is, from 0 on; unset where there is one machine."""
+"""Which of several nodes this is, from 0 on; unset where there is one machine."""
+
+NODE_NAME = "NCCLTUNE_NODE_NAME"
+"""What messages call it, where it is not Slurm that names it."""
 
 # As torch words it on the GPU, in CUDA's own calls, and for host memory.
 _OUT_OF_MEMORY = (

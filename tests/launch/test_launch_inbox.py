@@ -1,0 +1,161 @@
+"""Files of other nodes: they come as they are, and nothing else can be written."""
+
+from __future__ import annotations
+
+import base64
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccltune.launch.connection import Peer
+from nccltune.launch.inbox import Inbox
+from nccltune.worker import log_sender
+from nccltune.worker.channel import Channel
+from nccltune.worker.log_sender import LogSender
+
+LONG = 3 * log_sender._PIECE + 17
+
+
+class Wire:
+    """A node's sender, and the tuner's inbox for it."""
+
+    def __init__(self, folder: Path) -> None:
+        ours, theirs = socket.socketpair()
+        self.peer, self.inbox = Peer(ours, "a node"), Inbox()
+        self.there, self.here = folder / "logs/7/launch-0001", folder / "here"
+        self.there.mkdir(parents=True)
+        self.here.mkdir()
+        self.inbox.expect(7, self.here)
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 21)
+        self.sender = LogSender(folder, Channel(theirs))
+
+    def look(self, *, whole: bool = True) -> int:
+        """How many pieces came."""
+        self.sender.look(whole=whole)
+        count = 0
+        while (message := self.peer.receive(0.0)) is not None:
+            self.inbox.take(1, message)
+            count += 1
+        return count
+
+    def came(self) -> dict[str, bytes]:
+        return {file.name: file.read_bytes() for file in self.here.iterdir()}
+
+
+@pytest.fixture
+def wire(tmp_path: Path) -> Wire:
+    return Wire(tmp_path)
+
+
+def test_files_arrive_as_they_grow(wire: Wire) -> None:
+    (wire.there / "rank0.pid").write_text("17 1")
+    log, text = wire.there / "rank0.log", b""
+    for piece in (b"a" * 10, b"b" * LONG, b"", b"c" * 5):
+        text += piece
+        log.write_bytes(text)
+        wire.look()
+        assert wire.came() == {"rank0.pid": b"17 1", "rank0.log": text}
+    assert wire.look() == 0, "what has not changed is not sent again"
+
+
+def test_a_small_file_that_is_written_anew_is_the_new_one(wire: Wire) -> None:
+    status = wire.there / "rank0.status"
+    for text in ("start|0|", "measure|5|backward", "idle|5|"):
+        status.write_text(text)
+        wire.look()
+        assert wire.came() == {"rank0.status": text.encode()}
+
+
+def test_files_that_are_not_ready_and_what_is_no_file_stay(wire: Wire, tmp_path: Path) -> None:
+    (wire.there / "rank0.error.tmp").write_text("{")
+    (wire.there / "torchrun").mkdir()
+    (wire.there / "link.log").symlink_to(tmp_path)
+    (wire.there / "secret.log").symlink_to("/etc/passwd")
+    assert wire.look() == 0 and wire.came() == {}
+
+
+def test_changes_are_sent_seldom_while_ranks_are_timed(wire: Wire) -> None:
+    log = wire.there / "rank0.log"
+    log.write_bytes(b"a")
+    assert wire.look(whole=False) == 1
+    for number in range(50):
+        log.write_bytes(b"a" * number)
+        wire.look(whole=False)
+    assert wire.came() == {"rank0.log": b"a"}, "in less than a second"
+
+
+def test_of_a_file_that_is_too_long_begin_and_end_come(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_sender, "_MOST_BYTES", LONG)
+    log = wire.there / "rank0.log"
+    log.write_bytes(b"a" * 2 * LONG + b"the end")
+    wire.look()
+    came = wire.came()["rank0.log"]
+    assert came.startswith(b"a" * LONG) and came.endswith(b"the end")
+    assert b"bytes stayed on the node]" in came and len(came) < 2 * LONG
+    log.write_bytes(b"b" * 3 * LONG)
+    assert wire.look() == 0
+
+
+def test_a_launch_that_is_over_is_gone_on_both_sides(wire: Wire) -> None:
+    (wire.there / "rank0.log").write_bytes(b"a")
+    wire.look()
+    wire.sender.forget(7)
+    assert not wire.there.exists()
+    assert wire.inbox.forget(7) and not wire.inbox.forget(7)
+    wire.inbox.take(1, piece(name="rank1.log"))
+    assert set(wire.came()) == {"rank0.log"}
+
+
+def piece(**changed: Any) -> dict[str, Any]:
+    data = base64.b64encode(b"text").decode()
+    return {"type": "file", "number": 7, "name": "rank0.log", "offset": 0, "data": data, **changed}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"name": "../rank0.log"},
+        {"name": "/tmp/rank0.log"},
+        {"name": ".."},
+        {"name": ".hidden"},
+        {"name": "a\nb"},
+        {"name": "a" * 300},
+        {"name": None},
+        {"number": 8},
+        {"number": [7]},
+        {"offset": 5},
+        {"offset": -1},
+        {"offset": "x"},
+        {"data": "no base64!"},
+        {"data": 7},
+    ],
+)
+def test_what_a_node_must_not_send_is_dropped(wire: Wire, changed: dict[str, Any]) -> None:
+    wire.inbox.take(1, piece(**changed))
+    assert [file for file in wire.here.parent.rglob("*") if file.is_file()] == []
+    message = piece(**changed)
+    for name in ("number", "name", "offset", "data"):
+        wire.inbox.take(1, {key: value for key, value in message.items() if key != name})
+    assert [file for file in wire.here.parent.rglob("*") if file.is_file()] == []
+
+
+def test_a_link_of_ours_is_not_followed(wire: Wire, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (wire.here / "rank0.log").symlink_to(victim)
+    wire.inbox.take(1, piece(offset=4))
+    wire.inbox.take(1, piece())
+    assert victim.read_text() == "mine"
+
+
+def test_no_node_writes_another_nodes_files(wire: Wire) -> None:
+    wire.inbox.take(0, piece())
+    wire.inbox.take(1, piece(data=base64.b64encode(b"other").decode()))
+    assert wire.came() == {"rank0.log": b"text"}
+    for node in (0, 1):  # the one file of all of them
+        wire.inbox.take(node, piece(name="launcher.log"))
+    assert wire.came()["launcher.log"] == b"texttext"

@@ -1,0 +1,148 @@
+"""How a node's Python is given what it is to run: any login shell, nothing on a command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccltune.errors import UsageError
+from nccltune.launch.cluster import Command, Node
+from nccltune.launch.ssh import _ARRIVE, SshHosts, _advice, _given, travelling
+from nccltune.worker import arrive
+from nccltune.worker.owners import OWNER, TUNER
+
+NODES = (Node("here", "10.0.0.1", "here"), Node("there", "10.0.0.2", "there"))
+HOSTS = SshHosts(NODES, 0, ("ssh", "-F", "x y"))
+SHELLS = [
+    found for name in ("sh", "bash", "dash", "zsh", "tcsh", "fish") if (found := shutil.which(name))
+]
+SHOW = "import json, os, sys; print(json.dumps([sys.argv, os.getcwd(), dict(os.environ)]))"
+
+
+def test_what_ssh_is_told() -> None:
+    words = HOSTS.argv(1, "/opt/py thon/bin/python")
+    assert words[:3] == ("ssh", "-F", "x y") and words[-2] == "there"
+    options = set(words[4:-2:2])
+    assert {"BatchMode=yes", "ServerAliveInterval=10", "ControlMaster=no"} <= options
+    assert not any("HostKey" in option for option in options)
+    assert words[-1].startswith("exec '/opt/py thon/bin/python' -I -S -c 'import sys;")
+    assert HOSTS.argv(0, "/opt/python")[0] == "/opt/python", "our own node needs no ssh"
+
+
+@pytest.mark.parametrize("python", ["/a'b/python", "/a\\b/python", "/a!b/python", "/a\nb/python"])
+def test_a_path_that_shells_do_not_agree_on_is_refused(python: str) -> None:
+    with pytest.raises(UsageError, match="characters that shells do not agree on"):
+        HOSTS.argv(1, python)
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> dict[str, Any]:
+    return {
+        "folder": f"/tmp/nccltune-{uuid.uuid4().hex}-1",
+        "files": {_ARRIVE: Path(arrive.__file__).read_text(), "worker/a/b.py": "text of ä\n"},
+        "environment": {"ODD": "a 'b' \"c\" $d \\ \n e", "NCCLTUNE_STEP_TOKEN": "secret"},
+        "held": ["NCCL_NVLS_ENABLE"],
+        "network": "NETWORK",
+        "owner": "me.1/2",
+        "address": "10.0.0.1:5",
+        "cwd": str(tmp_path),
+        "argv": [sys.executable, "-c", SHOW, 'it\'s "odd" $HOME'],
+    }
+
+
+def run(argv: list[str], given: bytes) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(argv, input=given, capture_output=True, timeout=60)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_node_runs_what_it_is_told_whatever_the_login_shell(
+    shell: str, told: dict[str, Any]
+) -> None:
+    folder = Path(told["folder"])
+    try:
+        done = run([shell, "-c", HOSTS.argv(1, sys.executable)[-1]], _given(told))
+        assert done.returncode == 0, done.stderr
+        argv, cwd, environment = json.loads(done.stdout)
+        assert argv[1:] == told["argv"][3:] and cwd == told["cwd"]
+        assert environment.items() >= told["environment"].items()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert (folder / "worker/a/b.py").read_text() == "text of ä\n"
+        assert (folder / OWNER).read_text() == "me.1/2"
+        network = os.readlink("/proc/self/ns/net")
+        assert (folder / TUNER).read_text() == f"10.0.0.1:5 {network}"
+        assert environment["NETWORK"] == network
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_node_that_has_multicast_off_keeps_it_off(told: dict[str, Any]) -> None:
+    told["environment"]["NCCL_NVLS_ENABLE"] = "1"
+    seen = []
+    for own in ({}, {"NCCL_NVLS_ENABLE": "0"}):
+        try:
+            done = subprocess.run(
+                HOSTS.argv(0, sys.executable),
+                input=_given(told),
+                env={name: v for name, v in os.environ.items() if name != "NCCL_NVLS_ENABLE"} | own,
+                stdout=subprocess.PIPE,
+                check=True,
+            )
+        finally:
+            shutil.rmtree(told["folder"], ignore_errors=True)
+        seen.append(json.loads(done.stdout)[2]["NCCL_NVLS_ENABLE"])
+    assert seen == ["1", "0"]
+
+
+def test_where_it_cannot_start_nothing_is_left(told: dict[str, Any]) -> None:
+    command = list(HOSTS.argv(0, sys.executable))
+    told["argv"] = ["/nowhere/python"]
+    done = run(command, _given(told))
+    assert done.returncode == 1 and b"No such file or directory" in done.stderr
+    assert not Path(told["folder"]).exists()
+    cut = run(command, _given(told)[:-300])
+    assert cut.returncode == 1 and not Path(told["folder"]).exists()
+    os.mkdir(told["folder"])  # somebody else's
+    try:
+        taken = run(command, _given(told))
+        assert b"File exists" in taken.stderr and os.listdir(told["folder"]) == []
+    finally:
+        os.rmdir(told["folder"])
+
+
+def test_what_belongs_to_the_machine_stays_here() -> None:
+    go = {"NCCL_ALGO": "Ring", "LD_LIBRARY_PATH": "/x", "PATH": "/bin", "MY_DATA": "1", "TERMS": ""}
+    stay = {"HOME": "/root", "SSH_AUTH_SOCK": "/s", "TMPDIR": "/t", "SLURM_JOB_ID": "1", "PWD": "/"}
+    assert travelling({**go, **stay}) == go
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("Host key verification failed.", "its host key is not known here, or has changed: `ssh"),
+        ("me@there: Permission denied (publickey).", "`ssh there true` has to work without a"),
+        ("bash: line 1: /opt/python: No such file or directory", "under the same path: --python"),
+        ("cannot reach the tuner at 10.0.0.1:5: timed out", "reach each other by TCP"),
+        ("ssh: connect to host there port 22: No route to host", ""),
+    ],
+)
+def test_what_ssh_says_comes_with_what_to_do(said: str, words: str) -> None:
+    advice = _advice(said, NODES[1], "/opt/python")
+    assert words in advice and bool(advice) == bool(words)
+
+
+def test_folders_of_a_node_are_its_own(tmp_path: Path) -> None:
+    command = Command("name", "/opt/python", ("-m", "x"), {}, tmp_path)
+    plan = HOSTS.shown(command)
+    assert plan.argv == ("/opt/python", "-m", "x") and len(plan.carriers) == 2
+    logs, worker = HOSTS.logs_there(Path("/a/launch-0001"), 7), HOSTS.worker_there(Path("/a"))
+    assert logs.name == "launch-0001" and logs.parts[-2] == "7"
+    assert logs.parts[0] == worker.parts[0] == "{nccltune_folder}"
