@@ -260,6 +260,13 @@ def _refuse_mixture(context: click.Context) -> None:
     "or a journal file that all of them see.",
 )
 @click.option(
+    "--split",
+    type=click.IntRange(2),
+    metavar="K",
+    help="With --launcher slurm and --storage: divide the nodes of the allocation into K equal "
+    "parts, with a tuner on each, all on one study.",
+)
+@click.option(
     "--studies-dir",
     type=click.Path(path_type=Path),
     default=Path("studies"),

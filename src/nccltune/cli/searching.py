@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 from pathlib import Path
 
 from nccltune.cli import documents, tables
 from nccltune.cli.cache import cache_folder
 from nccltune.cli.speaking import say, tell
+from nccltune.cli.splitting import check_split, followers, part_lines, take_part
 from nccltune.cli.starting import (
     Start,
     end_old,
@@ -51,6 +53,8 @@ from nccltune.study.together import Sharing
 
 def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
     """Returns the exit code. Raises NccltuneError for everything that goes wrong."""
+    check_split(options)
+    led = take_part()
     if options.script:
         options = with_scripts_python(options, os.environ)
     require(f"--sampler {options.sampler}")
@@ -106,9 +110,12 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
             refuse_retuned(paths)
             private = {str(start.worker_path.absolute()): "worker"}
             plain = plain_launcher(start.launcher, start.stop)
+            sharing = None
+            if shared is not None:
+                others = stack.enter_context(followers(start, paths, led=led))
+                sharing = Sharing(shared, name, others, led)
             summary, ending = carry_out(
-                *(found, paths, start.launcher, plain, cache, start.stop, private),
-                sharing=None if shared is None else Sharing(shared, name),
+                *(found, paths, start.launcher, plain, cache, start.stop, private), sharing=sharing
             )
     if as_json:
         document = {**documents.as_json(summary), "ended": ending}
@@ -174,6 +181,7 @@ def _dry_run(start: Start, paths: StudyPaths, cache: Path, *, as_json: bool) -> 
     environ = emulating(os.environ, found.options.emulate_hosts)
     settings = launch_settings(found, worker_path if found.task.script else paths.worker, environ)
     plan = _plan(found, settings, paths, start.allocation)
+    tuners = [] if start.split is None else part_lines(start.split, found.options.command)
     done = list(store.trials) if store else []
     trials = found.options.trials or 40
     forecast = tables.forecast(done, trials, found.options.time_budget)
@@ -183,6 +191,7 @@ def _dry_run(start: Start, paths: StudyPaths, cache: Path, *, as_json: bool) -> 
             "space": space.to_dict(),
             "probed": space.probed,
             "launch": {"argv": list(plan.argv), "environment": dict(plan.added)},
+            **({"tuners": [list(line) for line in tuners]} if tuners else {}),
             "trials": trials,
             "done": len(done),
             "forecast": forecast,
@@ -203,5 +212,9 @@ def _dry_run(start: Start, paths: StudyPaths, cache: Path, *, as_json: bool) -> 
             tell("(warm ranks are forked with the same variables, by hosts that one step starts)")
     for line in plan.lines():
         tell(f"  {printable(line)}")
+    if tuners:
+        tell("\nthe tuners of the other parts are started by:")
+    for words in tuners:
+        tell(f"  {printable(shlex.join(words))}")
     tell(f"\nstudy {paths.folder}: {len(done)} of {trials} trials done; {forecast}")
     return 0

@@ -21,6 +21,7 @@ from nccltune.launch.leftovers import end_leftovers
 from nccltune.launch.libraries import check_python
 from nccltune.launch.node_hosts import WarmSlurmLauncher
 from nccltune.launch.nodes import SlurmLauncher
+from nccltune.launch.parts import Split, divide
 from nccltune.launch.plan import LaunchSettings
 from nccltune.launch.protocol import Launcher
 from nccltune.launch.script import ScriptLauncher, ScriptRun, read_script
@@ -52,6 +53,8 @@ class Start:
     stop: StopFlag
     allocation: Allocation | None = None
     """The nodes that ranks are on, where they are several machines."""
+    split: Split | None = None
+    """The parts of the allocation, where other tuners work on the others."""
 
 
 def end_old(*places: Path) -> None:
@@ -79,6 +82,10 @@ def started(
     own = without_unpinned(os.environ, options.unpin)
     stop, environ = stop or StopFlag(), emulating(own, options.emulate_hosts)
     allocation = allocation_of(options, environ, over_nodes=over_nodes)
+    split = None
+    if allocation is not None and options.split is not None:
+        split = divide(allocation, options.split)
+        allocation = split.parts[split.own]
     python = find_python(options.python)
     if options.script:
         check_script(options, environ)
@@ -107,7 +114,7 @@ def started(
         settings = launch_settings(found, worker_path, environ)
         launcher = _launcher(found, settings, stop, host, allocation)
         stack.callback(launcher.close)
-        yield Start(found, launcher, worker_path, stop, allocation)
+        yield Start(found, launcher, worker_path, stop, allocation, split)
 
 
 @contextlib.contextmanager

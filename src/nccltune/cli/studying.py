@@ -16,6 +16,7 @@ from nccltune.cli.speaking import say
 from nccltune.errors import Interrupted, StudyError, UsageError
 from nccltune.launch.environment import DIAGNOSTIC
 from nccltune.launch.leftovers import own_processes
+from nccltune.launch.parts import Followers
 from nccltune.launch.protocol import Launcher
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.worker_files import place_worker
@@ -214,6 +215,8 @@ def _measure(
         search.narrow = partial(_narrow, found, measurer, planner, reporter)
         try:
             ending: Ending | None = search.run()
+            if team is not None and team.followers is not None:
+                _dismiss(search, team.followers)
             if search.confirm and _ours_to_confirm(search, team, ending):
                 seed = found.options.seed
                 confirmed = confirm_results(
@@ -250,8 +253,21 @@ def _ours_to_confirm(search: Search, team: Team | None, ending: Ending | None) -
     if left is not None:
         search.reporter.note(left)
         return False
+    if not search.wait_for_quiet():
+        search.reporter.note("note: other tuners still measure beside the confirmation")
     search.complete_noise()
     return True
+
+
+def _dismiss(search: Search, followers: Followers) -> None:
+    """The tuners that this one has started end, since what comes now is to run alone."""
+    if followers.busy():
+        search.reporter.note("waiting for the tuners of the other parts to end")
+    for node in followers.end(search.quiet_seconds):
+        search.reporter.note(f"note: the tuner on {node} was stopped: it did not end by itself")
+    search.stop.check()
+    while search.catch_up():
+        pass
 
 
 def _narrow(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,6 @@ from nccltune.worker.node import ADDRESS, TOKEN
 
 _SECONDS = 120.0  # a Python's start from a cold network disk; ranks of a broken node take 10 to end
 _POLL_SECONDS = 0.02
-_looks = itertools.count()
 
 
 def look_at_nodes(
@@ -82,7 +80,7 @@ def _ask(
     question: Mapping[str, Any],
 ) -> tuple[dict[int, dict[str, Any]], str]:
     """The answers by node, as far as there are any, and what srun said last."""
-    token, name = secrets.token_hex(16), f"nccltune-look-{next(_looks)}"
+    token, name = secrets.token_hex(16), f"nccltune-look-{secrets.token_hex(4)}"  # of the job
     listener = Listener(token, "", allocation.nodes[allocation.here].address)
     env = {
         **step_environment(base),

@@ -54,6 +54,11 @@ class Allocation:
         return self.nodes[0]
 
     @property
+    def own_address(self) -> str:
+        """By which the nodes reach the tuner."""
+        return self.nodes[self.here].address
+
+    @property
     def names(self) -> tuple[str, ...]:
         return tuple(node.name for node in self.nodes)
 

@@ -65,7 +65,7 @@ class Step:
         self._allocation, self._log, self._tag = allocation, log, tag
         self._name, self._agents = step_name(tag), dict[int, Agent]()
         token = secrets.token_hex(16)
-        self._listener = Listener(token, "", allocation.nodes[allocation.here].address)
+        self._listener = Listener(token, "", allocation.own_address)
         self._env = {
             **step_environment(env),
             agent.ADDRESS: self._listener.address,
@@ -148,6 +148,12 @@ class Step:
         """Send a signal to these descendants of the command on that node."""
         if at in self._agents and self._agents[at].open:
             self._tell(at, {"type": "signal", "pids": list(pids), "number": number})
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM to the command on every node, and wait for nothing."""
+        for at, each in self._agents.items():
+            if each.open:
+                self._tell(at, {"type": "stop"})
 
     def missing(self) -> list[str]:
         """The nodes on which nothing has begun."""

@@ -124,6 +124,12 @@ class StudyPaths:
     def best_batch_yaml(self) -> Path:
         return self.folder / "best-batch.yaml"
 
+    def part_log(self, number: int) -> Path:
+        """What the tuner on another part of an allocation prints. Not in `logs`, which go where a
+        study begins anew.
+        """
+        return self.folder / f"part-{number}.log"
+
     def launch_logs(self, launch: int) -> Path:
         return self.logs / f"launch-{launch:04d}"
 

@@ -3,7 +3,8 @@
 `python -m nccltune.worker.node -- COMMAND ...`, standard library only. It tells the tuner that it
 is there and waits for `start`, which comes when all nodes are; `{port}`, `{is_host}` and
 `{address}` in the command get their values from it. It ends the command with every descendant when
-the tuner closes its side or is gone, and on SIGTERM, and says how the command ended.
+the tuner closes its side or is gone, and on SIGTERM, and says how the command ended. Asked to stop,
+it passes that on to the command alone, as SIGTERM.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ def main() -> int:
             break
         if message is not None and kind == "signal":
             _signal(message["pids"], int(message["number"]))
+        elif kind == "stop":
+            process.terminate()
         elif message is not None and kind == "watch":
             watched |= set(message["pids"])
         # Not by a look through all of /proc: ranks are being timed meanwhile.
