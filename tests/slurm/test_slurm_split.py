@@ -84,7 +84,7 @@ def assert_each_trial_once(search: Search, count: int) -> None:
 
 
 def test_a_whole_search(search: Search) -> None:
-    run = search.run(*JOURNAL, "--trials", "6", launcher="slurm")
+    run = search.run(*JOURNAL, "--trials", "6", "--measure-seconds", "0.3", launcher="slurm")
     assert run.returncode == 0, run.stderr + log(search)
     assert "part 1 of 2: node n0, this tuner" in run.stderr
     assert "part 2 of 2: node n1, output in studies/nodes/part-2.log" in run.stderr
