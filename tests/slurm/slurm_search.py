@@ -41,12 +41,12 @@ class Search:
         return self.cli.study(NAME)
 
     def start(
-        self, *options: str, launcher: str = "slurm-torchrun", **env: str
+        self, *options: str, launcher: str = "slurm-torchrun", nodes: int = 2, **env: str
     ) -> subprocess.Popen[str]:
         command = (sys.executable, "-m", "nccltune", *JOB, "--launcher", launcher, *options)
         return subprocess.Popen(
             # The job must not end with a node, or nothing could be told of it.
-            ["salloc", "--nodes=2", "--no-kill", "--quiet", *command],
+            ["salloc", f"--nodes={nodes}", "--no-kill", "--quiet", *command],
             cwd=self.cli.folder,
             env={**self.cli.env, **self.slurm.environment, **env},
             stdin=subprocess.DEVNULL,
@@ -56,9 +56,9 @@ class Search:
         )
 
     def run(
-        self, *options: str, launcher: str = "slurm-torchrun", **env: str
+        self, *options: str, launcher: str = "slurm-torchrun", nodes: int = 2, **env: str
     ) -> subprocess.CompletedProcess[str]:
-        return finished(self.start(*options, launcher=launcher, **env))
+        return finished(self.start(*options, launcher=launcher, nodes=nodes, **env))
 
     def end_node(self, node: str) -> None:
         """As if it had lost its power: its daemon and all that runs there are gone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 from cluster import Cluster
-from slurm_search import JOB, Search, finished
+from slurm_search import JOB, NAME, Search, finished
 
 from running import Cli
 
@@ -206,23 +207,42 @@ def test_a_dry_run_shows_srun_and_torchrun(search: Search) -> None:
     assert not search.study.exists()
 
 
-@pytest.mark.slow
-def test_the_example_of_a_batch_job_searches(search: Search) -> None:
+def submit(search: Search, example: str, *arguments: str) -> None:
+    """The batch job of examples/, with `nccltune` in its PATH; waits for its end."""
     folder = search.cli.folder
     program = folder / "bin" / "nccltune"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m nccltune "$@"\n')
     program.chmod(0o755)
     path = f"{program.parent}:{search.slurm.environment['PATH']}"
-    script = str(Path(__file__).parents[2] / "examples" / "search.sbatch")
+    script = str(Path(__file__).parents[2] / "examples" / example)
     done = subprocess.run(
-        ["sbatch", "--wait", "--output=job.log", script, *JOB[1:], *FAULTY, *ONE, "--trials", "1"],
+        ["sbatch", "--wait", "--output=job.log", script, *arguments],
         cwd=folder,
         env={**search.cli.env, **search.slurm.environment, "PATH": path},
-        timeout=300,
+        timeout=500,
     )
     assert done.returncode == 0, (folder / "job.log").read_text()
+
+
+@pytest.mark.slow
+def test_the_example_of_a_batch_job_searches(search: Search) -> None:
+    submit(search, "search.sbatch", *JOB[1:], *FAULTY, *ONE, "--trials", "1")
     assert len(search.trials()) == 1
+    search.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_the_example_of_a_job_for_now_and_then_retunes(search: Search) -> None:
+    """A study of one node, in a job of one node."""
+    small = ("--model", "smalljobs:tiny", "--space", "inert.yaml", "--trials", "2")
+    short = ("--measure-seconds", "0.3", "--confirm-launches", "0", "--nproc-per-node", "2")
+    begun = search.cli.run(*JOB, *small, *short)
+    assert begun.returncode == 0, begun.stderr
+    submit(search, "retune.sbatch", NAME)
+    (result,) = search.cli.folder.glob("retune-*.json")
+    assert {"check", "reason"} <= json.loads(result.read_text()).keys()
+    assert (search.study / "history.jsonl").exists(), "it is noted that the study was checked"
     search.assert_nothing_left()
 
 
@@ -242,3 +262,30 @@ def test_where_it_cannot_work_it_says_what_to_do(slurm: Cluster, cli: Cli, case:
     assert run.returncode == 2
     assert words in run.stderr
     assert not cli.study("nodes").exists()
+
+
+@pytest.mark.slow
+def test_with_fewer_nodes_it_begins_anew_once_that_is_accepted(search: Search) -> None:
+    """A node is gone for good: what was best over two is tried first on the one that is left."""
+    command = (*FAULTY, "--nproc-per-node", "2", "--trials", "3", "--search-anyway")
+    run = search.run(*command, launcher="slurm")
+    assert run.returncode == 0, run.stderr
+    before = search.trials()
+    run = search.run(*command, launcher="slurm", nodes=1)
+    assert run.returncode == 2
+    assert "workload.nodes: 2 in the study, None now" in run.stderr
+    assert "--accept-machine begins anew on these, with what was best before first" in run.stderr
+    accepted = (*command, "--accept-machine")
+    run = search.run(*accepted, launcher="slurm", nodes=1)
+    assert run.returncode == 0, run.stderr
+    (old,) = search.study.parent.glob(f"{NAME}.2*")
+    assert [json.loads(line) for line in (old / "trials.jsonl").open()] == before
+    trials = search.trials()
+    best = max(before[1:], key=lambda trial: trial["value"])
+    assert trials[1]["origin"] == f"trial {best['number']} of {old.name}"
+    assert trials[1]["parameters"] == best["parameters"]
+    assert all(m["result"]["rank_nodes"] == [0, 0] for m in search.measurements())
+    run = search.run(*accepted, launcher="slurm", nodes=1)
+    assert "is finished: 3 of 3 trials are there" in run.stderr
+    assert search.trials() == trials
+    search.assert_nothing_left()

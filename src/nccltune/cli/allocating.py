@@ -73,7 +73,8 @@ def on_nodes(
     Raises: UsageError, StudyError naming a node that does not answer, Interrupted.
     """
     task = replace(found.task, nodes=len(allocation.nodes))
-    found = replace(found, task=task, node_names=allocation.names)
+    words = _node_words(allocation)
+    found = replace(found, task=task, node_names=allocation.names, node_words=words)
     if not look:
         return found
     folder = task.workload.folder
@@ -83,3 +84,14 @@ def on_nodes(
     gpus = task.workload.device == "cuda"
     check_nodes(nodes, allocation.names, task.nproc_per_node, gpus=gpus)
     return replace(found, nodes=nodes)
+
+
+def _node_words(allocation: Allocation) -> dict[str, int]:
+    """The number of the node for each name and address that is one node's alone."""
+    found: dict[str, int] = {}
+    several: set[str] = set()
+    for at, node in enumerate(allocation.nodes):
+        for word in {node.name, node.host, node.address}:
+            if found.setdefault(word, at) != at:
+                several.add(word)
+    return {word: at for word, at in found.items() if word not in several}

@@ -275,6 +275,12 @@ def _refuse_mixture(context: click.Context) -> None:
 )
 @click.option("--new", is_flag=True, help="Start anew; an existing folder is renamed and kept.")
 @click.option(
+    "--accept-machine",
+    is_flag=True,
+    help="Where the study is of another machine or other nodes, begin it anew here, with what was "
+    "best there first; the old folder is renamed and kept.",
+)
+@click.option(
     "--sampler",
     type=click.Choice(["guided", "tpe", "random", "gp", "cmaes", "walk"]),
     default="guided",

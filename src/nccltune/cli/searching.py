@@ -6,10 +6,12 @@ import contextlib
 import json
 import os
 import shlex
+from functools import partial
 from pathlib import Path
 
 from nccltune.cli import documents, tables
 from nccltune.cli.cache import cache_folder
+from nccltune.cli.earlier import from_machine_before
 from nccltune.cli.speaking import say, tell
 from nccltune.cli.splitting import check_split, followers, part_lines, take_part
 from nccltune.cli.starting import (
@@ -30,7 +32,7 @@ from nccltune.launch.slurm import Allocation
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.torchrun import TorchrunLauncher
 from nccltune.nccl.findings import printable
-from nccltune.study.definition import default_name, refuse_changes
+from nccltune.study.definition import default_name, is_another_machine, refuse_changes
 from nccltune.study.folder import (
     StudyPaths,
     check_writable,
@@ -39,6 +41,7 @@ from nccltune.study.folder import (
     locked,
     read_definition,
     set_aside,
+    write_text,
 )
 from nccltune.study.generations import refuse_retuned
 from nccltune.study.options import SearchOptions
@@ -64,8 +67,9 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
         pruning_of(options)
     on_one_thread()
     cache = cache_folder()
-    if options.storage is not None and options.new:
-        raise UsageError("--new: the storage keeps the study; give another --study name")
+    if options.storage is not None and (options.new or options.accept_machine):
+        given = "--new" if options.new else "--accept-machine"
+        raise UsageError(f"{given}: the storage keeps the study; give another --study name")
     if options.study is not None and options.storage is None:
         # mistakes that need cost no waiting
         named = StudyPaths.of(options.studies_dir, options.study)
@@ -97,6 +101,8 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
             return _dry_run(start, paths, cache, as_json=as_json)
         if options.new:
             _set_aside(paths)
+        elif options.accept_machine:
+            _accept_machine(found, paths)
         from nccltune.cli.studying import carry_out
 
         # Of several tuners each has a folder of its own.
@@ -115,7 +121,9 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
                 others = stack.enter_context(followers(start, paths, led=led))
                 sharing = Sharing(shared, name, others, led)
             summary, ending = carry_out(
-                *(found, paths, start.launcher, plain, cache, start.stop, private), sharing=sharing
+                *(found, paths, start.launcher, plain, cache, start.stop, private),
+                earlier=partial(from_machine_before, paths),
+                sharing=sharing,
             )
     if as_json:
         document = {**documents.as_json(summary), "ended": ending}
@@ -159,6 +167,24 @@ def _set_aside(paths: StudyPaths) -> None:
     with locked(paths):
         moved = set_aside(paths)
     say(f"the old study is kept as {moved}")
+
+
+def _accept_machine(found: Survey, paths: StudyPaths) -> None:
+    """Set the study aside where it is of another machine; the one that is begun names it."""
+    if not paths.definition.exists():
+        return
+    from nccltune.cli.studying import definition_of
+
+    stored = read_definition(paths)
+    here = with_facts(found, stored["probe"])
+    space = resolve_space(here, stored["probe"])
+    if not is_another_machine(stored, definition_of(here, space, stored["probe"])):
+        return
+    with locked(paths):
+        moved = set_aside(paths)
+    paths.folder.mkdir(exist_ok=True)
+    write_text(paths.before, f"{moved.name}\n")
+    say(f"its trials are of another machine: they are kept as {moved}, and the study begins anew")
 
 
 def _dry_run(start: Start, paths: StudyPaths, cache: Path, *, as_json: bool) -> int:

@@ -193,7 +193,7 @@ def _measure(
         settings=settings_for(found.options.measure_seconds),
         site=found.site,
         memory_is_ours=not found.options.allow_busy,
-        node_names=found.node_names,
+        node_words=found.node_words,
         private=private,
         health=partial(_read, found),
         gpus=found.gpus,

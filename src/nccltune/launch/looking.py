@@ -131,8 +131,8 @@ def _silent(names: Sequence[str], said: str, of: int) -> str:
     rest = (
         ""
         if len(names) == of
-        else "; without it, the rest of the allocation is another machine: give "
-        "--study another name there, or --new"
+        else "; for the rest, in an allocation without it, give the study's name (--study) and "
+        "--accept-machine"
     )
     return (
         f"{which} not start job steps any more: {said}\nwhat was measured is saved; when it is "

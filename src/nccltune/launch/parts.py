@@ -78,7 +78,7 @@ def tuner_argv(part: Allocation, name: str, command: Sequence[str]) -> tuple[str
 
 
 def _first_of(part: Allocation, tuner: str) -> _First:
-    return _First(job=part.job, nodes=part.nodes[:1], here=0, gpus=part.gpus, tuner=tuner)
+    return _First(**{**vars(part), "nodes": part.nodes[:1], "here": 0}, tuner=tuner)
 
 
 class Follower:

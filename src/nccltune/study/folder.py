@@ -100,6 +100,11 @@ class StudyPaths:
         return self.folder / "tuner"
 
     @property
+    def before(self) -> Path:
+        """The name of the folder, with another machine's trials, that was set aside for this."""
+        return self.folder / "before"
+
+    @property
     def others_result(self) -> Path:
         """What another tuner on the study has confirmed."""
         return self.folder / "confirmed-elsewhere.json"

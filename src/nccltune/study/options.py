@@ -48,6 +48,7 @@ class SearchOptions:
     """Among so many tuners the nodes of an allocation are divided."""
     studies_dir: Path = Path("studies")
     new: bool = False
+    accept_machine: bool = False
     seed: int = 0
     sampler: str = "guided"
     pruner: str = "own"
