@@ -84,8 +84,8 @@ def _first_of(part: Allocation, tuner: str) -> _First:
 class Follower:
     """A tuner that this one has started."""
 
-    def __init__(self, number: int, node: str, step: Step, log: Path) -> None:
-        self.number, self.node, self.log = number, node, log
+    def __init__(self, node: str, step: Step, log: Path) -> None:
+        self.node, self.log = node, log
         self._step, self._told, self._ended = step, False, False
 
     @property
@@ -147,7 +147,7 @@ class Followers:
             env = {**environ, PART: str(number), TAG: tag}
             first = _first_of(part, tuner)
             step = Step(first, sys.executable, command, env, log, tag)
-            self._all.append(Follower(number, part.head.name, step, log))
+            self._all.append(Follower(part.head.name, step, log))
 
     def begin(self) -> None:
         """Wait until each has begun, or could not. Raises Interrupted."""
