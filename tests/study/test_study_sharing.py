@@ -28,8 +28,10 @@ from sharing_jobs import (
 from study_jobs import TASK, definition, measurement, space_of
 
 from nccltune.errors import StudyError, UsageError
+from nccltune.study.definition import Definition
 from nccltune.study.folder import StudyPaths, first_free, locked
 from nccltune.study.heartbeat import Watch
+from nccltune.study.nodes import fingerprints
 from nccltune.study.records import AGAIN
 from nccltune.study.shared_storage import open_storage
 from nccltune.study.sharing import Exchange, own_tuner
@@ -324,6 +326,18 @@ def test_another_study_of_that_name_is_refused(
         Exchange(open_storage(where), "s", other, "b", "s")
     assert told in str(caught.value)
     assert "another --study name" in str(caught.value)
+
+
+def test_other_nodes_are_another_study(where: str) -> None:
+    """Of tuners on several nodes each; each node may stand in for one that is the same."""
+
+    def on(*drivers: str) -> Definition:
+        return definition(SPACE, nodes=fingerprints([{"driver": driver} for driver in drivers]))
+
+    Exchange(open_storage(where), "s", on("580", "570"), "a", "s").close()
+    Exchange(open_storage(where), "s", on("570", "580"), "b", "s.2").close()
+    with pytest.raises(UsageError, match=r"machine\.node 1: \w+ in the study, \w+ now"):
+        Exchange(open_storage(where), "s", on("580", "550"), "c", "s.3")
 
 
 def test_another_command_time_and_driver_are_the_same_study(

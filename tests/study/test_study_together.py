@@ -271,6 +271,37 @@ def test_out_of_time_the_confirmation_is_left_to_those_that_go_on(
     assert not late.confirms
 
 
+def test_a_confirmation_waits_until_no_other_measures(
+    tuner: Callable[..., Tuner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = tuner("a", SMALL), tuner("b", SMALL)
+    search = one.search(takes_a_moment, 2)
+    assert search.run() == "trials"
+    monkeypatch.setattr("nccltune.study.search.QUIET_SECONDS", 0.2)
+    monkeypatch.setattr("nccltune.study.search.QUIET_LAUNCHES", 0.0)
+    assert not search.wait_for_quiet()  # the other is at its noise, which is nobody's trial
+    monkeypatch.setattr("nccltune.study.search.QUIET_SECONDS", 60.0)
+    with ThreadPoolExecutor(1) as pool:
+        quiet = pool.submit(search.wait_for_quiet)
+        time.sleep(0.3)
+        assert not quiet.done()
+        other.exchange.at_work(False)
+        assert quiet.result(60)
+    assert "waiting until no other tuner measures any more" in one.listener.notes
+
+
+def test_one_that_was_started_by_another_leaves_the_confirmation_to_it(
+    tuner: Callable[..., Tuner],
+) -> None:
+    one = tuner("a", SMALL)
+    search = one.search(takes_a_moment, 2)
+    assert search.run() == "trials"
+    team = Team(one.exchange, search.store, led=True)
+    left = team.leave_to(out_of_time=False)
+    assert left == "the tuner that has started this one confirms the result"
+    assert not team.confirms
+
+
 def test_the_result_of_one_is_taken_over_by_the_others(tuner: Callable[..., Tuner]) -> None:
     one, other = tuner("a", SMALL), tuner("b", SMALL)
     search = one.search(takes_a_moment, 2)

@@ -37,7 +37,7 @@ def test_the_fastest_come_first_and_equal_ones_once(tmp_path: Path) -> None:
         *[(100.0, {}), (110.0, RING), (130.0, BUCKETS), (120.0, TREE)],
         (90.0, {"NCCL_BUFFSIZE": 1048576}),
     )
-    points, dropped = earlier_points(old, 1, SPACE)
+    points, dropped = earlier_points(old, "generation 1", SPACE)
     assert [point.values for point in points] == [BUCKETS, TREE, RING]
     assert points[0].origin == "trial 2 of generation 1" and dropped == []
 
@@ -49,7 +49,9 @@ def test_what_does_not_apply_is_dropped_with_the_reason(tmp_path: Path) -> None:
         **PARAMETERS,
         "bucket_cap_mb": {"target": "ddp", "default": None, "choices": [None, 10]},
     }
-    points, dropped = earlier_points(old, 2, space_of(fewer, replace(FACTS, site=site)))
+    points, dropped = earlier_points(
+        old, "generation 2", space_of(fewer, replace(FACTS, site=site))
+    )
     assert points == []  # nothing of them is left
     assert any(line.startswith("NCCL_ALGO=Tree: set by the site") for line in dropped)
     assert "bucket_cap_mb=100: not one of null, 10 here" in dropped
@@ -57,7 +59,7 @@ def test_what_does_not_apply_is_dropped_with_the_reason(tmp_path: Path) -> None:
 
 def test_what_fix_holds_is_dropped_too(tmp_path: Path) -> None:
     old = summary_of(tmp_path / "s", (100.0, {}), (120.0, TREE))
-    points, dropped = earlier_points(old, 1, space_of(fix={"bucket_cap_mb": 10}))
+    points, dropped = earlier_points(old, "generation 1", space_of(fix={"bucket_cap_mb": 10}))
     assert [point.values for point in points] == [{"NCCL_ALGO": "Tree"}]
     assert dropped == ["bucket_cap_mb=100: --fix holds 10"]
 

@@ -23,7 +23,12 @@ from nccltune.worker.node import ADDRESS_HERE, prepare
 from nccltune.worker.status import LOG_DIR
 
 TOKEN = "0123456789abcdef"
-COMMAND = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(600)"
+COMMAND = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
 
 
 class Agent:
@@ -104,6 +109,13 @@ def test_a_cancelled_step_says_so_and_leaves_no_folder(agent: Agent, folder: Pat
     assert agent.hear("ended")["code"] == -signal.SIGTERM
     assert agent.process.wait(60) == 0 and list(folder.iterdir()) == []
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_asked_to_stop_it_passes_that_on(agent: Agent) -> None:
+    agent.begin()
+    agent.peer.send({"type": "stop"})
+    # As the command's own end, and not as a step that somebody has cancelled.
+    assert agent.hear("ended")["code"] == 7
 
 
 def test_one_that_reaches_nobody_leaves_no_folder(folder: Path) -> None:

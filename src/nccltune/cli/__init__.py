@@ -19,7 +19,7 @@ from nccltune.cli.search import search
 from nccltune.cli.show import show
 from nccltune.cli.speaking import let_go_of_stdout, readers_may_leave, say
 from nccltune.cli.verify import verify
-from nccltune.errors import Interrupted, NccltuneError
+from nccltune.errors import COMPLAINT, Interrupted, NccltuneError
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -88,4 +88,4 @@ def _show(error: click.ClickException) -> None:
 
 
 def _complain(text: str) -> None:
-    say(f"nccltune: error: {text}")
+    say(f"{COMPLAINT}{text}")

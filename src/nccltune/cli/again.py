@@ -26,7 +26,7 @@ def options_again(command: str) -> SearchOptions:
             "search", words[2:], help_option_names=["-h", "--help"]
         ) as context:
             # What comes of it is this machine's own, whoever searched with it.
-            left_out = ("dry_run", "as_json", "storage")
+            left_out = ("dry_run", "as_json", "storage", "split", "accept_machine")
             given = {n: v for n, v in context.params.items() if n not in left_out}
             return options_of(context, given, tuple(words))
     except (ValueError, click.ClickException, click.exceptions.Exit) as error:

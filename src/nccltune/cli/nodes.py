@@ -19,8 +19,8 @@ from nccltune.study.nodes import check_nodes, fingerprints
 from nccltune.study.options import SearchOptions
 from nccltune.study.survey import Survey
 
-OVER_NODES = ("slurm", "slurm-torchrun", "ssh", "ssh-torchrun")
-_SSH = OVER_NODES[2:]
+SLURM, _SSH = ("slurm", "slurm-torchrun"), ("ssh", "ssh-torchrun")
+OVER_NODES = (*SLURM, *_SSH)
 
 
 def cluster_of(
@@ -96,7 +96,8 @@ def on_nodes(
     Raises: UsageError, StudyError naming a node that does not answer, Interrupted.
     """
     task = replace(found.task, nodes=len(cluster.nodes))
-    found = replace(found, task=task, node_names=cluster.names)
+    words = _node_words(cluster)
+    found = replace(found, task=task, node_names=cluster.names, node_words=words)
     if not look:
         return found
     folder = task.workload.folder
@@ -107,3 +108,14 @@ def on_nodes(
     gpus = task.workload.device == "cuda"
     check_nodes(nodes, cluster.names, task.nproc_per_node, gpus=gpus)
     return replace(found, nodes=nodes)
+
+
+def _node_words(cluster: Cluster) -> dict[str, int]:
+    """The number of the node for each name and address that is one node's alone."""
+    found: dict[str, int] = {}
+    several: set[str] = set()
+    for at, node in enumerate(cluster.nodes):
+        for word in {node.name, node.host, node.address}:
+            if found.setdefault(word, at) != at:
+                several.add(word)
+    return {word: at for word, at in found.items() if word not in several}

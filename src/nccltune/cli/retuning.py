@@ -14,6 +14,7 @@ from typing import Any
 from nccltune.cli import documents, tables
 from nccltune.cli.again import command_with
 from nccltune.cli.cache import cache_folder
+from nccltune.cli.earlier import tried_first
 from nccltune.cli.launching import tell_notes
 from nccltune.cli.speaking import say, tell
 from nccltune.cli.starting import Start, end_old, started, tell_setting
@@ -47,7 +48,7 @@ from nccltune.study.summary import Summary
 from nccltune.study.survey import Survey, resolve_space
 from nccltune.study.target import Target, read_target
 from nccltune.study.verifying import WORDS, Acting, Check, mattering, sets_something
-from nccltune.study.warm_start import earlier_points, targets_of
+from nccltune.study.warm_start import targets_of
 
 _FEWEST_TRIALS = 8
 
@@ -246,12 +247,7 @@ class _Retuning:
     def _earlier(self, space: ResolvedSpace) -> Sequence[Earlier]:
         generation = current(self.events)
         old = Summary.read(self.paths.generation(generation))
-        points, dropped = earlier_points(old, generation, space)
-        for line in dropped:
-            say(f"not tried again: {line}")
-        if points:
-            say(f"tried first: {', '.join(each.origin for each in points)}")
-        return points
+        return tried_first(old, f"generation {generation}", space)
 
     # Which of the two holds from now on.
 

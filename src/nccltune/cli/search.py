@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from nccltune.cli.node_options import node_options
 from nccltune.cli.separator import TakesCommand, check_dashes, nothing_follows
 
 if TYPE_CHECKING:
@@ -121,30 +122,7 @@ def _refuse_mixture(context: click.Context) -> None:
     help="For testing: the ranks talk over sockets as if they sat on N hosts (1: as they do "
     "here). Needs NCCL.",
 )
-@click.option(
-    "--launcher",
-    type=click.Choice(
-        ["auto", "warm", "torchrun", "slurm", "slurm-torchrun", "ssh", "ssh-torchrun"]
-    ),
-    default="auto",
-    show_default=True,
-    help="How ranks are started: warm, from a process that has torch imported, or by a plain "
-    "torchrun command each time. auto: warm where it works. slurm: on all nodes of the allocation "
-    "that the command runs in, warm; slurm-torchrun: there, by srun and torchrun each time. ssh, "
-    "ssh-torchrun: the same on the --hosts.",
-)
-@click.option(
-    "--hosts",
-    metavar="A,B,...|FILE",
-    help="For --launcher ssh: this machine and others, or a file with one on each line.",
-)
-@click.option(
-    "--ssh",
-    default="ssh",
-    show_default=True,
-    metavar="COMMAND",
-    help="What reaches them, with options of yours: 'ssh -F FILE'.",
-)
+@node_options
 @click.option(
     "--python",
     metavar="PATH",
@@ -285,6 +263,12 @@ def _refuse_mixture(context: click.Context) -> None:
     metavar="DIR",
 )
 @click.option("--new", is_flag=True, help="Start anew; an existing folder is renamed and kept.")
+@click.option(
+    "--accept-machine",
+    is_flag=True,
+    help="Where the study is of another machine or other nodes, begin it anew here, with what was "
+    "best there first; the old folder is renamed and kept.",
+)
 @click.option(
     "--sampler",
     type=click.Choice(["guided", "tpe", "random", "gp", "cmaes", "walk"]),

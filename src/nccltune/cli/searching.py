@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
+from functools import partial
 from pathlib import Path
 
 from nccltune.cli import documents, tables
 from nccltune.cli.cache import cache_folder
+from nccltune.cli.earlier import from_machine_before
 from nccltune.cli.speaking import say, tell
+from nccltune.cli.splitting import check_split, followers, part_lines, take_part
 from nccltune.cli.starting import (
     Start,
     end_old,
@@ -28,7 +32,7 @@ from nccltune.launch.script import ScriptLauncher
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.torchrun import TorchrunLauncher
 from nccltune.nccl.findings import printable
-from nccltune.study.definition import default_name, refuse_changes
+from nccltune.study.definition import default_name, is_another_machine, refuse_changes
 from nccltune.study.folder import (
     StudyPaths,
     check_writable,
@@ -37,6 +41,7 @@ from nccltune.study.folder import (
     locked,
     read_definition,
     set_aside,
+    write_text,
 )
 from nccltune.study.generations import refuse_retuned
 from nccltune.study.options import SearchOptions
@@ -52,6 +57,8 @@ from nccltune.study.urls import without_password
 
 def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
     """Returns the exit code. Raises NccltuneError for everything that goes wrong."""
+    check_split(options)
+    led = take_part()
     if options.script:
         options = with_scripts_python(options, os.environ)
     require(f"--sampler {options.sampler}")
@@ -61,8 +68,9 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
         pruning_of(options)
     on_one_thread()
     cache = cache_folder()
-    if options.storage is not None and options.new:
-        raise UsageError("--new: the storage keeps the study; give another --study name")
+    if options.storage is not None and (options.new or options.accept_machine):
+        given = "--new" if options.new else "--accept-machine"
+        raise UsageError(f"{given}: the storage keeps the study; give another --study name")
     if options.study is not None and options.storage is None:
         # mistakes that need cost no waiting
         named = StudyPaths.of(options.studies_dir, options.study)
@@ -98,6 +106,8 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
             return _dry_run(start, paths, cache, as_json=as_json)
         if options.new:
             _set_aside(paths)
+        elif options.accept_machine:
+            _accept_machine(found, paths)
         from nccltune.cli.studying import carry_out
 
         # Of several tuners each has a folder of its own.
@@ -111,9 +121,14 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
             refuse_retuned(paths)
             private = {str(start.worker_path.absolute()): "worker"}
             plain = plain_launcher(start.launcher, start.stop)
+            sharing = None
+            if shared is not None:
+                others = stack.enter_context(followers(start, paths, led=led))
+                sharing = Sharing(shared, name, others, led)
             summary, ending = carry_out(
                 *(found, paths, start.launcher, plain, cache, start.stop, private),
-                sharing=None if shared is None else Sharing(shared, name),
+                earlier=partial(from_machine_before, paths),
+                sharing=sharing,
             )
     if as_json:
         document = {**documents.as_json(summary), "ended": ending}
@@ -159,6 +174,24 @@ def _set_aside(paths: StudyPaths) -> None:
     say(f"the old study is kept as {moved}")
 
 
+def _accept_machine(found: Survey, paths: StudyPaths) -> None:
+    """Set the study aside where it is of another machine; the one that is begun names it."""
+    if not paths.definition.exists():
+        return
+    from nccltune.cli.studying import definition_of
+
+    stored = read_definition(paths)
+    here = with_facts(found, stored["probe"])
+    space = resolve_space(here, stored["probe"])
+    if not is_another_machine(stored, definition_of(here, space, stored["probe"])):
+        return
+    with locked(paths):
+        moved = set_aside(paths)
+    paths.folder.mkdir(exist_ok=True)
+    write_text(paths.before, f"{moved.name}\n")
+    say(f"its trials are of another machine: they are kept as {moved}, and the study begins anew")
+
+
 def _dry_run(start: Start, paths: StudyPaths, cache: Path, *, as_json: bool) -> int:
     """Says what would be done; starts no ranks and writes nothing."""
     found, worker_path = start.found, start.worker_path
@@ -179,6 +212,7 @@ def _dry_run(start: Start, paths: StudyPaths, cache: Path, *, as_json: bool) -> 
     environ = emulating(os.environ, found.options.emulate_hosts)
     settings = launch_settings(found, worker_path if found.task.script else paths.worker, environ)
     plan = _plan(found, settings, paths, start.cluster)
+    tuners = part_lines(start.split, paths.worker, found.options.command)
     done = list(store.trials) if store else []
     trials = found.options.trials or 40
     forecast = tables.forecast(done, trials, found.options.time_budget)
@@ -188,6 +222,7 @@ def _dry_run(start: Start, paths: StudyPaths, cache: Path, *, as_json: bool) -> 
             "space": space.to_dict(),
             "probed": space.probed,
             "launch": plan.document(),
+            **({"tuners": [list(line) for line in tuners]} if tuners else {}),
             "trials": trials,
             "done": len(done),
             "forecast": forecast,
@@ -201,6 +236,10 @@ def _dry_run(start: Start, paths: StudyPaths, cache: Path, *, as_json: bool) -> 
     _tell_how(start.cluster, found.options.launcher)
     for line in plan.lines():
         tell(f"  {printable(line)}")
+    if tuners:
+        tell("\nthe tuners of the other parts are started by:")
+    for words in tuners:
+        tell(f"  {printable(shlex.join(words))}")
     if found.options.storage is not None:
         where = without_password(found.options.storage)
         tell(f"\nstorage {where}: not opened; its name and place are as they can be")

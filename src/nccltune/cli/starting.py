@@ -22,9 +22,11 @@ from nccltune.launch.leftovers import end_leftovers
 from nccltune.launch.libraries import check_python
 from nccltune.launch.node_hosts import WarmNodesLauncher
 from nccltune.launch.nodes import NodesLauncher
+from nccltune.launch.parts import Split, divide
 from nccltune.launch.plan import LaunchSettings
 from nccltune.launch.protocol import Launcher
 from nccltune.launch.script import ScriptLauncher, ScriptRun, read_script
+from nccltune.launch.slurm import Allocation
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.torchrun import TorchrunLauncher
 from nccltune.launch.warm import WarmLauncher, early_variables
@@ -52,6 +54,8 @@ class Start:
     stop: StopFlag
     cluster: Cluster | None = None
     """The nodes that ranks are on, where they are several machines."""
+    split: Split | None = None
+    """The parts of the allocation, where other tuners work on the others."""
 
 
 def end_old(*places: Path) -> None:
@@ -79,6 +83,10 @@ def started(
     own = without_unpinned(os.environ, options.unpin)
     stop, environ = stop or StopFlag(), emulating(own, options.emulate_hosts)
     cluster, options = cluster_of(options, environ, over_nodes=over_nodes)
+    split = None
+    if isinstance(cluster, Allocation) and options.split is not None:
+        split = divide(cluster, options.split)
+        cluster = split.parts[split.own]
     python = find_python(options.python)
     if options.script:
         check_script(options, environ)
@@ -108,7 +116,7 @@ def started(
         settings = launch_settings(found, worker_path, environ)
         launcher = _launcher(found, settings, stop, host, cluster)
         stack.callback(launcher.close)
-        yield Start(found, launcher, worker_path, stop, cluster)
+        yield Start(found, launcher, worker_path, stop, cluster, split)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,30 +10,28 @@ from typing import Any
 
 from nccltune.cli import tables
 from nccltune.cli.first_launch import first_launch, suited
-from nccltune.cli.reporters import PlainReporter, open_reporter
+from nccltune.cli.narrowing import narrow
+from nccltune.cli.reporters import open_reporter
 from nccltune.cli.speaking import say
-from nccltune.errors import Interrupted, StudyError, UsageError
+from nccltune.errors import Interrupted, UsageError
 from nccltune.launch.environment import DIAGNOSTIC
 from nccltune.launch.leftovers import own_processes
+from nccltune.launch.parts import Followers
 from nccltune.launch.protocol import Launcher
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.worker_files import place_worker
 from nccltune.machine.health import Reading, read
-from nccltune.output.diagnosis import paragraph
-from nccltune.output.verdicts import begun_elsewhere, percent, repeated
+from nccltune.output.verdicts import begun_elsewhere, repeated
 from nccltune.space import ResolvedSpace
-from nccltune.stats.noise import noise_threshold
 from nccltune.study.batch_sizes import (
     FEWEST_FOR_BATCH,
     Memory,
     leaves_out_larger,
     stage_parameters,
 )
-from nccltune.study.bounds import gains, left_out
 from nccltune.study.budget import Budget
 from nccltune.study.confirming import confirm_results, plain_more
 from nccltune.study.definition import Definition, going_on, refuse_changes
-from nccltune.study.diagnosing import diagnose, diagnosis_in, record
 from nccltune.study.effects import Silences
 from nccltune.study.fingerprinting import fingerprint_of, host_digest
 from nccltune.study.folder import StudyPaths, forget, has_records, read_definition
@@ -201,7 +198,7 @@ def _measure(
         settings=settings_for(found.options.measure_seconds),
         site=found.site,
         memory_is_ours=not found.options.allow_busy,
-        node_names=found.node_names,
+        node_words=found.node_words,
         private=private,
         health=partial(_read, found),
         gpus=found.gpus,
@@ -223,9 +220,11 @@ def _measure(
             plain_more=plain_more(launcher, plain),
             partners=team,
         )
-        search.narrow = partial(_narrow, found, measurer, planner, reporter)
+        search.narrow = partial(narrow, found, measurer, planner, reporter)
         try:
             ending: Ending | None = search.run()
+            if team is not None and team.followers is not None:
+                _dismiss(search, team.followers)
             if search.confirm and _ours_to_confirm(search, team, ending):
                 seed = found.options.seed
                 confirmed = confirm_results(
@@ -262,44 +261,21 @@ def _ours_to_confirm(search: Search, team: Team | None, ending: Ending | None) -
     if left is not None:
         search.reporter.note(left)
         return False
+    if not search.wait_for_quiet():
+        search.reporter.note("note: other tuners still measure beside the confirmation")
     search.complete_noise()
     return True
 
 
-def _narrow(
-    found: Survey, measurer: Measurer, planner: Planner, reporter: PlainReporter
-) -> tuple[str, ...]:
-    """Says where a step's time goes. Returns the parameters that the search leaves out for it."""
-    store, space = measurer.store, measurer.space
-    if found.task.script is not None:
-        return ()  # it cannot be run without its loader, or without its all-reduce
-    diagnosis = diagnosis_in(store)
-    if diagnosis is None:
-        began = time.monotonic()
-        log_dir = store.paths.launch_logs(store.next_launch())
-        given = measurer.effective(store.trials[0].parameters)
-        try:
-            diagnosis = diagnose(
-                found, measurer.launcher, log_dir, given=given, settings=Settings(windows=2)
-            )
-        except StudyError as error:
-            reporter.note(f"note: not known where a step's time goes: {error}")
-            return ()
-        record(store, diagnosis, measurer.launcher.name, time.monotonic() - began)
-        reporter.note(paragraph(diagnosis))
-    threshold = noise_threshold([store.noise()])
-    planner.expect(gains(space, diagnosis))
-    leave = left_out(space, diagnosis, threshold)
-    for about, names in leave.items():
-        verb = "searched all the same" if found.options.search_anyway else "not searched"
-        reporter.note(
-            f"{verb}, since {about} settings cannot win the {percent(threshold)} that can be shown "
-            f"here: {' '.join(names)}"
-            + ("" if found.options.search_anyway else " (--search-anyway searches them)")
-        )
-    if found.options.search_anyway:
-        return ()
-    return tuple(name for names in leave.values() for name in names)
+def _dismiss(search: Search, followers: Followers) -> None:
+    """The tuners that this one has started end, since what comes now is to run alone."""
+    if followers.busy():
+        search.reporter.note("waiting for the tuners of the other parts to end")
+    for node in followers.end(search.quiet_seconds):
+        search.reporter.note(f"note: the tuner on {node} was stopped: it did not end by itself")
+    search.stop.check()
+    while search.catch_up():
+        pass
 
 
 def pruning_of(options: SearchOptions) -> Pruning:

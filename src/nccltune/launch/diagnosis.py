@@ -112,7 +112,7 @@ def ended(
     vanished = named or [rank for rank in lost if rank not in innocent]
     if vanished:
         rank = vanished[0]
-        return _failure("crashed", f"rank {rank} {_how(codes.get(rank))}", rank, folder)
+        return _failure("crashed", f"rank {rank} {how_ended(codes.get(rank))}", rank, folder)
     if records:
         return _failure(records[0]["kind"], records[0]["message"], records[0]["rank"], folder)
     code = "" if exit_code is None else f" with exit code {exit_code}"
@@ -120,7 +120,8 @@ def ended(
     return _failure("crashed", f"the launch ended{code}{when}", None, folder)
 
 
-def _how(code: int | None) -> str:
+def how_ended(code: int | None) -> str:
+    """An exit code, negative for a signal, in words; None where it is not known."""
     if code is None:
         return "was killed or ended without a word"
     if code < 0:

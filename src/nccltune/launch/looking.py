@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,6 @@ from nccltune.worker.node import ADDRESS, TOKEN
 _SECONDS = 120.0  # a Python's start from a cold network disk; ranks of a broken node take 10 to end
 _POLL_SECONDS = 0.02
 _END_SECONDS = 5.0
-_looks = itertools.count()
 
 
 def look_at_nodes(
@@ -87,7 +85,7 @@ class _Look:
             TOKEN: token,
             TAG: new_tag(),
         }
-        name = f"nccltune-look-{next(_looks)}"
+        name = f"nccltune-look-{secrets.token_hex(4)}"  # of the job
         command = Command(name, python, ("-m", look.__name__), env, worker_path)
         self._task: Task = cluster.start(command, log)
         self._peers: dict[int, Peer] = {}
@@ -141,8 +139,8 @@ def _silent(names: Sequence[str], said: str, of: int) -> str:
     rest = (
         ""
         if len(names) == of
-        else "; without it, the rest of the nodes is another machine: give "
-        "--study another name there, or --new"
+        else "; for the rest, in an allocation without it, give the study's name (--study) and "
+        "--accept-machine"
     )
     return (
         f"{which} not answer: {said}\nwhat was measured is saved; when it is back the same command "

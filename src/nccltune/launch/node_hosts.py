@@ -69,7 +69,8 @@ class NodeHosts:
         }
         env = launch_environment(settings.base, settings.site, added)
         command = (settings.python, "-m", HOST_MODULE)
-        self.step = Step(cluster, settings, command, env, self._folder / "step.log", self.tag)
+        where, log = (settings.python, settings.worker_path), self._folder / "step.log"
+        self.step = Step(cluster, *where, command, env, log, self.tag)
 
     @property
     def alive(self) -> bool:

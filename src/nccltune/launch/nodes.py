@@ -109,7 +109,13 @@ class NodesLauncher:
 
     def whole_plan(self, plan: LaunchPlan) -> LaunchPlan:
         """With what brings it to the nodes, as the tuner starts it."""
-        command = agent_command(self.settings, plan.added[TAG], plan.argv, plan.added)
+        command = agent_command(
+            self.settings.python,
+            self.settings.worker_path,
+            plan.added[TAG],
+            plan.argv,
+            plan.added,
+        )
         return self.cluster.shown(command)
 
     def open(
@@ -129,7 +135,8 @@ class NodesLauncher:
         plan = self.plan(process_env, logs, address, folder.token, tag=tag, probe=probe)
         env = launch_environment(settings.base, settings.site, plan.added)
         log = folder.path / "launcher.log"
-        step = Step(self.cluster, settings, plan.argv, env, log, tag)
+        where = (settings.python, settings.worker_path)
+        step = Step(self.cluster, *where, plan.argv, env, log, tag)
         step.receive(folder.number, folder.path)
         return RankGroup(
             StepProcesses(step, folder.path, tag, self.unclean),

@@ -15,7 +15,6 @@ from nccltune.launch.cluster import Cluster, Command, task_name
 from nccltune.launch.connection import Listener, Peer, ProtocolError
 from nccltune.launch.inbox import Inbox
 from nccltune.launch.leftovers import end_tagged
-from nccltune.launch.plan import LaunchSettings
 from nccltune.worker import node as agent
 
 _END_SECONDS = 15.0  # for agents to end what is theirs, and a moment for the network
@@ -47,11 +46,11 @@ class Agent:
 
 
 def agent_command(
-    settings: LaunchSettings, tag: str, command: Sequence[str], env: Mapping[str, str]
+    python: str, worker_path: Path, tag: str, command: Sequence[str], env: Mapping[str, str]
 ) -> Command:
     """An agent on each node for this command."""
     words = ("-m", agent.__name__, "--", *command)
-    return Command(task_name(tag), settings.python, words, env, settings.worker_path)
+    return Command(task_name(tag), python, words, env, worker_path)
 
 
 class Step:
@@ -60,7 +59,8 @@ class Step:
     def __init__(
         self,
         cluster: Cluster,
-        settings: LaunchSettings,
+        python: str,
+        worker_path: Path,
         command: Sequence[str],
         env: Mapping[str, str],
         log: Path,
@@ -74,7 +74,8 @@ class Step:
         self._started = self._over = False
         self._failed_to_end: list[str] = []
         self._cut_off: set[int] = set()
-        self._task = cluster.start(agent_command(settings, tag, command, told), log)
+        agents = agent_command(python, worker_path, tag, command, told)
+        self._task = cluster.start(agents, log)
 
     def advance(self) -> None:
         """Hear what there is; start the command once every node is there."""
@@ -192,6 +193,12 @@ class Step:
         """Send a signal to these descendants of the command on that node."""
         if at in self._agents and self._agents[at].open:
             self._tell(at, {"type": "signal", "pids": list(pids), "number": number})
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM to the command on every node, and wait for nothing."""
+        for at, each in self._agents.items():
+            if each.open:
+                self._tell(at, {"type": "stop"})
 
     def lost(self) -> list[str]:
         """The nodes whose agents are gone without a word, or did not end what is theirs."""

@@ -133,6 +133,19 @@ class Definition:
         return complete
 
 
+_FOLLOWS = (
+    *("machine.", "site.", "space"),
+    *("workload.nodes:", "workload.nproc_per_node:", "workload.num_workers:"),
+)
+
+
+def is_another_machine(stored: Mapping[str, Any], wanted: Definition) -> bool:
+    """Whether a study is of another machine, and differs by nothing but what follows from that."""
+    found = list(differences(stored, wanted))
+    machine = any(line.startswith(("machine.", "workload.nodes:")) for line in found)
+    return machine and all(line.startswith(_FOLLOWS) for line in found)
+
+
 class OtherStudy(UsageError):
     """What is asked for is not what the study is about."""
 
@@ -146,14 +159,21 @@ def refuse_changes(paths: StudyPaths, wanted: Definition) -> dict[str, Any]:
     found = list(differences(stored, wanted))
     if not found:
         return stored
-    machine = any(line.startswith("machine.") for line in found) and wanted.task.nodes == 1
-    hint = (
-        f"the machine is not the one that was measured: `nccltune retune {paths.name}` searches a "
-        "new generation beside the old one; --new starts a study anew"
-        if machine
-        else "repeat the first command to resume, give --new to start anew (the old folder is "
-        "renamed and kept), or another --study name"
-    )
+    if is_another_machine(stored, wanted) and (stored.get("nodes") or wanted.nodes):
+        hint = (
+            "the nodes are not those that were measured: --accept-machine begins anew on these, "
+            "with what was best before first (the old folder is renamed and kept)"
+        )
+    elif any(line.startswith("machine.") for line in found):
+        hint = (
+            f"the machine is not the one that was measured: `nccltune retune {paths.name}` "
+            "searches a new generation beside the old one; --new starts a study anew"
+        )
+    else:
+        hint = (
+            "repeat the first command to resume, give --new to start anew (the old folder is "
+            "renamed and kept), or another --study name"
+        )
     listed = "\n".join(f"  {line}" for line in found)
     raise OtherStudy(f"{paths.folder}: this is another study:\n{listed}\n{hint}")
 

@@ -100,6 +100,11 @@ class StudyPaths:
         return self.folder / "tuner"
 
     @property
+    def before(self) -> Path:
+        """The name of the folder, with another machine's trials, that was set aside for this."""
+        return self.folder / "before"
+
+    @property
     def others_result(self) -> Path:
         """What another tuner on the study has confirmed."""
         return self.folder / "confirmed-elsewhere.json"
@@ -123,6 +128,12 @@ class StudyPaths:
     @property
     def best_batch_yaml(self) -> Path:
         return self.folder / "best-batch.yaml"
+
+    def part_log(self, number: int) -> Path:
+        """What the tuner on another part of an allocation prints. Not in `logs`, which go where a
+        study begins anew.
+        """
+        return self.folder / f"part-{number}.log"
 
     def launch_logs(self, launch: int) -> Path:
         return self.logs / f"launch-{launch:04d}"

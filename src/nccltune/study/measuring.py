@@ -48,8 +48,8 @@ class Measurer:
     site: Mapping[str, SiteVariable] = field(default_factory=dict)
     memory_is_ours: bool = True
     """False where others use the GPUs too: memory in use says nothing of our ranks then."""
-    node_names: Sequence[str] = ()
-    """Of the nodes that ranks are on; records number them instead."""
+    node_words: Mapping[str, int] = field(default_factory=dict)
+    """Names and addresses of the nodes that ranks are on; records number the nodes instead."""
     private: Mapping[str, str] = field(default_factory=dict)
     """Paths of this machine, and what stands for them in records that others may read."""
     health: Callable[[], Reading] | None = None
@@ -262,7 +262,7 @@ class Measurer:
     def _public(self, text: str) -> str:
         """Fit for a record that others may read: no path of this machine, no host name."""
         paths = {**self.private, str(self.store.paths.folder.absolute()): "."}
-        hosts = {name: f"node {at}" for at, name in enumerate(self.node_names)}
+        hosts = {word: f"node {at}" for word, at in self.node_words.items()}
         text = FOLDERS.sub("FOLDER", text)
         return _without(text, paths, {**hosts, os.uname().nodename: "HOST"})
 
@@ -333,6 +333,7 @@ class Measurer:
 def _without(text: str, paths: Mapping[str, str], hosts: Mapping[str, str]) -> str:
     for path, name in paths.items():
         text = text.replace(path, name)
-    for host, name in hosts.items():  # "node n1" is "node 1" then
+    # The longest first: one may be the beginning of another. "node n1" is "node 1" then.
+    for host, name in sorted(hosts.items(), key=lambda each: -len(each[0])):
         text = re.sub(rf"(\bnode )?\b{re.escape(host)}\b", name, text)
     return text

@@ -47,8 +47,11 @@ class SearchOptions:
     study: str | None = None
     storage: str | None = None
     """A database or journal file in which several tuners share the study."""
+    split: int | None = None
+    """Among so many tuners the nodes of an allocation are divided."""
     studies_dir: Path = Path("studies")
     new: bool = False
+    accept_machine: bool = False
     seed: int = 0
     sampler: str = "guided"
     pruner: str = "own"

@@ -42,6 +42,9 @@ class Confirmer:
 class Partners(Protocol):
     """The other tuners on a study."""
 
+    def news(self) -> Sequence[str]:
+        """What the user should know of them since the last call, a line each."""
+
     def catch_up(self) -> Sequence[Trial]:
         """Records what others have finished since; returns their trials."""
 
@@ -69,6 +72,9 @@ class Alone:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+
+    def news(self) -> Sequence[str]:
+        return ()
 
     def catch_up(self) -> Sequence[Trial]:
         return ()

@@ -14,7 +14,7 @@ from nccltune.launch.protocol import Failure
 from nccltune.launch.stopping import StopFlag
 from nccltune.output import words
 from nccltune.stats.noise import noise_threshold
-from nccltune.study.budget import Budget
+from nccltune.study.budget import Budget, launch_seconds
 from nccltune.study.confirming import NOISE_LAUNCHES, windows_wanted
 from nccltune.study.live_group import Subject
 from nccltune.study.measuring import Measurer
@@ -28,6 +28,8 @@ from nccltune.study.time_plan import costs, reserve
 Ending = Literal["trials", "time", "exhausted", "settled"]
 POLL_SECONDS = 2.0
 """Between two looks at what other tuners have finished."""
+QUIET_SECONDS, QUIET_LAUNCHES = 90.0, 5.0
+"""More than a tuner that is lost may be silent, and so many launches of the baseline."""
 
 
 class Reporter(Protocol):
@@ -86,7 +88,7 @@ class Search:
     def _run(self) -> Ending:
         while True:
             self.stop.check()
-            self._catch_up()
+            self.catch_up()
             all_taken = self._partners.taken() >= self.budget.trials
             # Of several tuners only the one that confirms needs to know the noise then.
             measures = self.partners is None or not all_taken
@@ -121,8 +123,10 @@ class Search:
     def _partners(self) -> Partners:
         return self.partners or Alone(self.store)
 
-    def _catch_up(self) -> bool:
+    def catch_up(self) -> bool:
         """What others have finished counts as if it were measured here. Whether there was any."""
+        for text in self._partners.news():
+            self.reporter.note(text)
         found = self._partners.catch_up()
         for trial in found:
             self.planner.tell(trial, None)
@@ -140,7 +144,7 @@ class Search:
         if not over and self._partners.others_at_work():
             self._wait("waiting for other tuners, which still find something to try")
             return False
-        return not self._catch_up()
+        return not self.catch_up()
 
     def _waited(self, others: Sequence[Elsewhere]) -> bool:
         """Whether others are at trials that have to be waited for; waits a moment if so."""
@@ -158,6 +162,21 @@ class Search:
         while time.monotonic() < until:
             self.stop.check()
             time.sleep(0.1)
+
+    @property
+    def quiet_seconds(self) -> float:
+        """The longest wait for other tuners to end what they are at."""
+        cost = launch_seconds(self.store.measurements) or 0.0
+        return QUIET_SECONDS + QUIET_LAUNCHES * cost
+
+    def wait_for_quiet(self) -> bool:
+        """Wait until no other tuner measures anything; whether it has come to that."""
+        until = time.monotonic() + self.quiet_seconds
+        while self._partners.others_at_work() or self._partners.elsewhere():
+            if time.monotonic() > until:
+                return False
+            self._wait("waiting until no other tuner measures any more")
+        return True
 
     def complete_noise(self) -> None:
         """Launch the baseline as often as a confirmation needs, if the search has not."""

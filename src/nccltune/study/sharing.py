@@ -23,7 +23,7 @@ from nccltune.study.sampling.coding import distribution
 from nccltune.study.sampling.estimates import as_proposed
 from nccltune.study.shared_storage import Shared
 
-_COMPARED = ("workload", "sampler", "seed", "machine", "site", "unpinned", "space")
+_COMPARED = ("workload", "sampler", "seed", "machine", "nodes", "site", "unpinned", "space")
 _BASELINE = "baseline"
 _RECORD, _STATE, _RESULT = "record", "state", "result"
 

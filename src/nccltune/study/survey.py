@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ class Survey:
     """What each node is (`study.nodes`), where ranks are on several."""
     node_names: tuple[str, ...] = ()
     """For messages; records number the nodes."""
+    node_words: Mapping[str, int] = field(default_factory=dict)
+    """Every name and address by which a node is known, and its number."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from nccltune.study.records import Measurement, Trial
 from nccltune.study.store import Store
 
 if TYPE_CHECKING:
+    from nccltune.launch.parts import Followers
     from nccltune.study.shared_storage import Shared
     from nccltune.study.sharing import Exchange
 
@@ -24,18 +25,32 @@ _FILES = ("best_env", "best_yaml", "best_batch_yaml")
 
 @dataclass(frozen=True)
 class Sharing:
-    """Where a study is shared, and its name there."""
+    """Where a study is shared, and its name there. `followers` are the tuners that this one has
+    started, `led` says that another one has started it.
+    """
 
     shared: Shared
     name: str
+    followers: Followers | None = None
+    led: bool = False
 
 
 class Team:
     """This tuner among others: its records come to hold all trials of the study."""
 
-    def __init__(self, exchange: Exchange, store: Store) -> None:
-        """Raises UsageError when the storage is not the one that the records were shared in."""
+    def __init__(
+        self,
+        exchange: Exchange,
+        store: Store,
+        followers: Followers | None = None,
+        *,
+        led: bool = False,
+    ) -> None:
+        """`followers`, `led`: see `Sharing`. Raises UsageError when the storage is not the one that
+        the records were shared in.
+        """
         self._exchange, self._store = exchange, store
+        self.followers, self._led = followers, led
         exchange.refuse_other_trials(self._known())
         self._launches: dict[tuple[str, int], int] = {}
         self.confirms = False
@@ -47,6 +62,10 @@ class Team:
 
     def _known(self) -> set[int]:
         return {trial.number for trial in self._store.trials}
+
+    def news(self) -> Sequence[str]:
+        """See `Partners`."""
+        return () if self.followers is None else tuple(self.followers.news())
 
     def catch_up(self) -> Sequence[Trial]:
         """See `Partners`."""
@@ -106,6 +125,8 @@ class Team:
         result = self.others_result()
         if result is not None:
             return told(result)
+        if self._led:
+            return "the tuner that has started this one confirms the result"
         if out_of_time and self.elsewhere():
             return "other tuners go on; the last one confirms the result"
         confirmer = self._exchange.claim_confirmation()
@@ -138,7 +159,7 @@ def joined(sharing: Sharing | None, definition: Definition, store: Store) -> Ite
     tuner, folder = own_tuner(store.paths), store.paths.name
     exchange = Exchange(sharing.shared, sharing.name, definition, tuner, folder)
     try:
-        yield Team(exchange, store)
+        yield Team(exchange, store, sharing.followers, led=sharing.led)
     finally:
         exchange.close()
 

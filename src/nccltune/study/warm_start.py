@@ -1,4 +1,4 @@
-"""What an earlier generation teaches a new search: its best settings are tried first."""
+"""What an earlier search teaches a new one: its best settings are tried first."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _RUNNERS_UP = 3
 
 
 def earlier_points(
-    old: Summary, generation: int, space: ResolvedSpace
+    old: Summary, where: str, space: ResolvedSpace
 ) -> tuple[list[Earlier], list[str]]:
     """The old best, then its runners-up, as far as they apply in `space`; and what does not, with
-    the reason, a line for each value.
+    the reason, a line for each value. `where` is what the old search is called.
     """
     points: list[Earlier] = []
     dropped: dict[str, None] = {}
     known = {key({})}
-    for origin, values in _best_first(old, generation):
+    for origin, values in _best_first(old, where):
         usable, reasons = _applying(values, space)
         dropped.update(dict.fromkeys(reasons))
         if key(usable) not in known:
@@ -31,16 +31,15 @@ def earlier_points(
     return points, list(dropped)
 
 
-def _best_first(old: Summary, generation: int) -> list[tuple[str, Mapping[str, Value]]]:
+def _best_first(old: Summary, where: str) -> list[tuple[str, Mapping[str, Value]]]:
     """What differs from the defaults; larger batches are another training and left out."""
     own = old.own
     found = []
     if own is not None and own.faster:
-        found.append((f"best of generation {generation}", own.configuration))
+        found.append((f"best of {where}", own.configuration))
     ranked = [each.trial for each in old.ranking("search") if each.trial.number]
     found += [
-        (f"trial {trial.number} of generation {generation}", trial.parameters)
-        for trial in ranked[:_RUNNERS_UP]
+        (f"trial {trial.number} of {where}", trial.parameters) for trial in ranked[:_RUNNERS_UP]
     ]
     return [(origin, changes(values, old.space.baseline)) for origin, values in found]
 

@@ -3,7 +3,8 @@
 `python -m nccltune.worker.node -- COMMAND ...`, standard library only. It tells the tuner that it
 is there and waits for `start`, which comes when all nodes are; `{port}`, `{is_host}` and
 `{address}` in the command get their values from it. It ends the command with every descendant when
-the tuner closes its side or is gone, and on SIGTERM, and says how the command ended.
+the tuner closes its side or is gone, and on SIGTERM, and says how the command ended. Asked to stop,
+it passes that on to the command alone, as SIGTERM.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ def _looked_after(
         with contextlib.suppress(OSError):  # then it is gone, which the news will tell
             if message is not None:
                 watched |= _follow(message, channel, logs)
+                if kind == "stop" and process is not None:
+                    process.terminate()
             # Not by a look through all of /proc: ranks are being timed meanwhile.
             if gone := {pid for pid in watched if not _lives(pid)}:
                 watched -= gone
