@@ -4,8 +4,8 @@ The tuner has the node's Python read this file from its stdin and run it, since 
 is there yet; so it is standard library only and stands alone. After it comes one line of JSON:
 `folder` (made here, private, marked as ours), `files` (text by path below it), `environment`,
 `held` (names in it that stay as the node's own login has set them), `owner` and `address` (of the
-tuner, for whoever finds the folder later), `network` (a variable for the network namespace, in which
-alone that address is the tuner's), `cwd` and `argv`.
+tuner, for whoever finds the folder later), `network` (a variable for the network namespace, in
+which alone that address is the tuner's), `cwd` and `argv`.
 """
 
 import json
