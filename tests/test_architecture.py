@@ -127,6 +127,17 @@ def test_packages_of_others_are_used_where_they_belong() -> None:
     assert wrong == []
 
 
+def test_optuna_comes_from_the_module_that_keeps_it_quiet() -> None:
+    quiet = ROOT / "study" / "quiet.py"
+    wrong = [
+        f"{file.relative_to(ROOT)}:{line}"
+        for file in FILES
+        for module, line in imports(file)
+        if module == "optuna" and file != quiet
+    ]
+    assert wrong == [], "from nccltune.study.quiet import optuna"
+
+
 def test_the_worker_needs_torch_and_the_standard_library_alone() -> None:
     # torchvision and Pillow only inside functions: jobs with a model and data of their own lack it.
     at_start, later = {"torch"}, {"torch", "torchvision", "PIL"}

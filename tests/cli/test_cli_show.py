@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,11 @@ def test_a_study_in_full(nccltune_command: Command, study: StudyPaths) -> None:
     done = nccltune_command("show", "first")
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
-    best = next(line for line in lines if line.split()[:1] == ["1"])
-    assert best.split() == ["1", "130.0", "+30.0%", "NCCL_ALGO=Ring", "bucket_cap_mb=50"]
+    best = next(line for line in lines if line.startswith("*"))
+    assert best.split() == ["*", "1", "1x", "130.0", "+30.0%", "NCCL_ALGO=Ring", "bucket_cap_mb=50"]
     baseline = next(line for line in lines if line.split()[:1] == ["0"])
-    assert baseline.split() == ["0", "100.0", "-", "baseline"]
+    assert baseline.split() == ["0", "1x", "100.0", "-", "baseline"]
+    assert "* in best.yaml" in lines and "* in best-batch.yaml" in lines
     text = " ".join(done.out.split())
     trials = Store(study).trials
     failed = sum(trial.parameters["NCCL_ALGO"] == "Tree" for trial in trials)
@@ -60,7 +62,8 @@ def test_a_study_in_full(nccltune_command: Command, study: StudyPaths) -> None:
     assert "With larger batches (another training: adapt the learning rate):" in text
     # 130 x sqrt(2) with 128 samples a rank; 183.85 against 100.
     assert any(
-        line.split()[1:3] == ["183.8", "+83.8%"] and "batch_size=128" in line for line in lines
+        line.split()[1:4] == ["1x", "183.8", "+83.8%"] and "batch_size=128" in line
+        for line in lines
     )
     assert "Written: studies/first/best.env, studies/first/best.yaml" in text
 
@@ -122,6 +125,50 @@ def test_as_json(nccltune_command: Command, study: StudyPaths) -> None:
     assert sum(found["seconds"].values()) == pytest.approx(
         27.0, abs=2.0
     )  # one failure was repeated
+
+
+def test_what_luck_had_crowned_stands_where_its_measurements_put_it(
+    nccltune_command: Command,
+) -> None:
+    """One row a configuration, by the value that the choice goes by, and the chosen one marked."""
+    space = space_of(only=("bucket_cap_mb", "NCCL_ALGO"))
+    paths = StudyPaths(Path("studies/lucky"))
+    paths.folder.mkdir(parents=True)
+    replace(definition(space), sampler="guided").write(paths)
+    store = Store(paths)
+    lucky, sound = {"bucket_cap_mb": 50}, {"NCCL_ALGO": "Ring"}
+    measured: list[tuple[dict[str, Any], float]] = [
+        ({}, 100.0), (lucky, 130.0), (sound, 115.0), (lucky, 101.0), (lucky, 100.0), (lucky, 102.0),
+        (sound, 116.0), (sound, 114.0),
+    ]  # fmt: skip
+    for number, (changed, value) in enumerate(measured):
+        known = any(changed == before for before, _ in measured[:number])
+        made = measurement(number, value, configuration={**space.baseline, **changed})
+        made = replace(made, origin="again" if known else "sampler", id=store.next_id())
+        store.add(replace(made, launch=store.next_launch()))
+    for value in (98.0, 102.0, 99.0):
+        made = measurement(0, value, configuration=space.baseline, purpose="noise")
+        store.add_extra(replace(made, id=store.next_id(), launch=store.next_launch()))
+    write_results(Summary.read(paths))
+    out = nccltune_command("show", "lucky").out
+    table = out[out.index("samples/s") :].partition("\n\n")[0].splitlines()[1:]
+    rows = [line.split() for line in table]
+    assert [row[:3] for row in rows[:3]] == [
+        ["*", "2", "3x"],
+        ["1", "4x", rows[1][2]],
+        ["0", "4x", "99.50"],
+    ]
+    assert 105 < float(rows[0][3]) < 116 and 99 < float(rows[1][2]) < 112
+    assert rows[0][4] == f"{100 * (float(rows[0][3]) / 99.5 - 1):+.1f}%"
+    assert rows[3] == ["*", "in", "best.yaml"]
+    told = json.loads(nccltune_command("show", "lucky", "--json").out)
+    assert told["best"]["trial"] == 2
+    ranking = told["ranking"]
+    assert [(r["trial"], r["trials"], r["measured"], r["chosen"]) for r in ranking] == [
+        (2, [2, 6, 7], 3, True), (1, [1, 3, 4, 5], 4, False), (0, [0], 4, False),
+    ]  # fmt: skip
+    assert ranking[0]["changes"] == sound and ranking[0]["stage"] == "search"
+    assert f"{ranking[0]['samples_per_second']:.1f}" == rows[0][3]
 
 
 def test_one_trial(nccltune_command: Command, study: StudyPaths) -> None:

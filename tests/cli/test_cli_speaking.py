@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -108,3 +110,44 @@ def test_names_of_studies(tmp_path: Path) -> None:
     with pytest.raises(Exception) as caught:
         find_study("other", tmp_path)
     assert str(caught.value).endswith(rf"there are: x\n{HARMLESS}")
+
+
+STUDIES = Path(__file__).parents[2] / "studies"
+RECORDED = ("show", "h200x2-resnet50", "--studies-dir", str(STUDIES))
+
+
+def in_a_process(*arguments: str, **streams: int) -> subprocess.CompletedProcess[str]:
+    """A command of its own: here other tests have imported and set what it has to do itself."""
+    command = [sys.executable, "-m", "nccltune", *arguments]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, **streams)
+
+
+def test_libraries_say_nothing() -> None:
+    done = in_a_process(*RECORDED, stdout=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "What mattered" in done.stdout  # by Optuna
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (RECORDED, 0),
+        ((*RECORDED, "--json"), 0),
+        (("show", "--studies-dir", str(STUDIES)), 0),
+        (("lint", "bad.env"), 1),
+        (("lint", "bad.env", "--json"), 1),
+    ],
+)
+def test_a_reader_that_has_gone_changes_nothing(
+    arguments: tuple[str, ...], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.env").write_text("export NCCL_BUFFSIZE=8M\n")
+    reads, writes = os.pipe()
+    os.close(reads)
+    try:
+        done = in_a_process(*arguments, stdout=writes)
+    finally:
+        os.close(writes)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr and "Broken" not in done.stderr

@@ -12,6 +12,7 @@ from study_jobs import definition, measurement, space_of
 
 from nccltune.cli.again import options_again
 from nccltune.study.folder import StudyPaths, locked
+from nccltune.study.shared_storage import check_storage
 from nccltune.study.store import Store
 from nccltune.study.together import take_over
 
@@ -26,6 +27,41 @@ def test_a_mistake_in_the_storage_is_told_before_anything_is_started(
     assert done.code == 2
     assert "--storage nowhere/x.journal: there is no folder" in done.err
     assert "asking" not in done.err and not Path("studies").exists()
+
+
+WRONG = {
+    "no folder": ("nowhere/x.journal", "there is no folder"),
+    "a folder": ("folder", "is a folder; give the path of a file in it"),
+    "another file": ("folder/notes.txt", "is not a journal of trials"),
+    "unknown scheme": ("foo://h/x", "no database of that kind is known; give postgresql://"),
+    "no driver": ("oracle://h/x", "no driver for oracle is installed"),
+    "no folder of SQLite": ("sqlite:///nowhere/x.db", "there is no folder"),
+    "no URL": ("postgresql://me:hush@h:port/x", "cannot be opened"),
+}
+
+
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+@pytest.mark.parametrize(("given", "message"), WRONG.values(), ids=WRONG)
+def test_what_can_be_seen_of_a_storage_is_told_by_a_dry_run_too(
+    nccltune_command: Command, given: str, message: str, dry: tuple[str, ...]
+) -> None:
+    Path("folder").mkdir()
+    Path("folder/notes.txt").write_text("not ours")
+    done = nccltune_command("search", "--device", "cpu", "--storage", given, *dry)
+    assert (done.code, done.out) == (2, "")
+    assert "--storage " in done.err and message in done.err and "hush" not in done.err
+    assert "asking" not in done.err
+    assert sorted(str(path) for path in Path().rglob("*")) == ["folder", "folder/notes.txt"]
+
+
+@pytest.mark.parametrize("given", ["x.journal", "sqlite:///x.db", SECRET])
+def test_looking_at_a_storage_makes_and_opens_nothing(
+    nccltune_command: Command, given: str
+) -> None:
+    if given == SECRET:
+        pytest.importorskip("psycopg")
+    check_storage(given)
+    assert list(Path().iterdir()) == []
 
 
 @pytest.mark.parametrize("option", [("--storage", SECRET), (f"--storage={SECRET}",)])

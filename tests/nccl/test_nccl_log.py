@@ -105,6 +105,14 @@ def test_a_network_that_is_only_ready_carries_nothing() -> None:
     assert parse(LOG_2_28).network is None
 
 
+def test_several_networks_are_all_named() -> None:
+    line = "h:1:2 [0] NCCL INFO Channel 00/0 : {} [receive] via NET/{}"
+    logs = [line.format("1[0] -> 0[0]", "IB/0/GDRDMA"), line.format("0[0] -> 1[0]", "Socket/0")]
+    assert merge(map(parse, logs)).network == "IB and Socket"
+    twice = [line.format("1[0] -> 0[0]", "IB/0/GDRDMA"), line.format("0[0] -> 1[0]", "IB/1")]
+    assert merge(map(parse, twice)).network == "IB"
+
+
 def test_the_name_of_a_plugin_may_hold_a_space() -> None:
     line = (
         "h:1:2 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/AWS Libfabric/0/GDRDMA"

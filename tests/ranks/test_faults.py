@@ -57,7 +57,9 @@ def test_a_faulty_rank_is_a_record_and_the_study_goes_on(cli: Cli) -> None:
         assert words in failure["message"], failure
         assert failure["rank"] == 1
         assert failure["log"] == f"logs/launch-{number:04d}/rank1.log"
-        assert f"trial {number}/{total}  failed: {kind.replace('_', ' ')}" in run.stderr
+        assert (
+            f"trial {number} ({number + 1}/{total})  failed: {kind.replace('_', ' ')}" in run.stderr
+        )
     assert trials[0]["state"] == "complete"
     assert trials[-1]["state"] in ("complete", "pruned")
     stack = (cli.study("faults") / "logs/launch-0001/rank1.log").read_text()

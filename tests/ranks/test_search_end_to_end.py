@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import yaml
 from torch.nn.parallel import DistributedDataParallel
 
 import nccltune
@@ -81,7 +82,7 @@ def test_says_that_nccl_cannot_act(finished) -> None:  # type: ignore[no-untyped
     _, run = finished
     gloo = [line for line in run.stderr.splitlines() if "gloo" in line]
     assert len(gloo) == 1 and "NCCL variables cannot act here" in gloo[0]
-    assert "baseline" in run.stderr and "trial 3/4" in run.stderr
+    assert "baseline" in run.stderr and "trial 3 (4/4)" in run.stderr
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash", "dash"])
@@ -137,6 +138,33 @@ def test_a_finished_study_prints_its_result(finished) -> None:  # type: ignore[n
     )
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["best"] == json.loads(run.stdout)["best"]
+    assert len(command.trials("small")) == 4
+    for told in (run.stderr, again.stderr):
+        assert "begun on another machine" not in told and "new study" not in told.lower()
+    assert "--confirm-launches 0: nothing is confirmed, and the launches that show" in run.stderr
+    assert "--confirm-launches 0: nothing" not in again.stderr
+
+
+def test_elsewhere_it_goes_on_with_a_word_and_without_a_reader(finished) -> None:  # type: ignore[no-untyped-def]
+    command, _ = finished
+    file = command.study("small") / "study.yaml"
+    begun = file.read_text()
+    host = yaml.safe_load(begun)["host"]
+    assert len(host) == 16 and os.uname().nodename not in begun
+    file.write_text(begun.replace(host, "0123456789abcdef"))
+    process = command.start(
+        *("search", "--model", "smalljobs:tiny", "--device", "cpu", "--trials", "4"),
+        *("--confirm-launches", "0"),
+        *("--batch-size", "4", "--image-size", "32", "--data", "images", "--num-workers", "1"),
+        *("--space", "space.yaml", "--study", "small"),
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()  # as with `| head`
+    said = process.stderr.read()
+    assert process.wait() == 0, said
+    file.write_text(begun)
+    assert said.count("begun on another machine of the same kind") == 1
+    assert "done: 4 trials, the baseline included" in said and "Traceback" not in said
     assert len(command.trials("small")) == 4
 
 

@@ -37,7 +37,13 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("example", SMALL)
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "train_lightning.py" else ())
+        for name in SMALL
+    ],
+)
 def test_an_example_is_searched(cli: Cli, example: str) -> None:
     given = [str(EXAMPLES / example), *SMALL[example], "--batch-size", "{batch_size}"]
     given += ["--workers", "1", "--output-dir", "saved"]

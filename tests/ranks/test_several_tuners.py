@@ -31,7 +31,7 @@ parameters:
   bucket_cap_mb: {target: ddp, choices: [null, 1, 2, 5, 10, 25], default: null}
   gradient_as_bucket_view: {target: ddp, choices: [false, true], default: false}
 """
-TRIALS = 8
+TRIALS = 10
 # The command, with a tuner held for lost sooner than after a minute.
 IMPATIENT = """
 import sys
@@ -43,7 +43,7 @@ main()
 """
 
 
-@pytest.fixture(params=["journal", "postgresql"])
+@pytest.fixture(params=[pytest.param("journal", marks=pytest.mark.slow), "postgresql"])
 def storage(request: pytest.FixtureRequest, cli: Cli) -> str:
     if request.param == "journal":
         return str(cli.folder / "shared.journal")
@@ -51,10 +51,12 @@ def storage(request: pytest.FixtureRequest, cli: Cli) -> str:
     return server.database()
 
 
-def start(cli: Cli, storage: str, *more: str, trials: int = TRIALS) -> subprocess.Popen[str]:
+def start(
+    cli: Cli, storage: str, *more: str, model: str = "tiny", trials: int = TRIALS
+) -> subprocess.Popen[str]:
     (cli.folder / "space.yaml").write_text(SPACE)
     options = (
-        *("--model", "smalljobs:tiny", "--device", "cpu", "--nproc-per-node", "1"),
+        *("--model", f"smalljobs:{model}", "--device", "cpu", "--nproc-per-node", "1"),
         *("--batch-size", "4", "--image-size", "32", "--data", "synthetic"),
         *("--space", "space.yaml", "--study", "s", "--storage", storage),
         *("--trials", str(trials)),
@@ -62,7 +64,7 @@ def start(cli: Cli, storage: str, *more: str, trials: int = TRIALS) -> subproces
     return subprocess.Popen(
         [sys.executable, "-c", IMPATIENT, "search", *options, *more],
         cwd=cli.folder,
-        env=cli.env,
+        env={**cli.env, "HELD_UNTIL": str(cli.folder / "both")},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -89,12 +91,16 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_one_is_killed_in_mid_trial_and_loses_no_other(cli: Cli, storage: str) -> None:
-    one, other = start(cli, storage, "--confirm-launches", "0"), None
+    one, other = start(cli, storage, "--confirm-launches", "0", model="held"), None
     try:
         until = time.monotonic() + 300
         while not shared(storage) and one.poll() is None and time.monotonic() < until:
             time.sleep(0.2)
-        other = start(cli, storage, "--confirm-launches", "0")
+        other = start(cli, storage, "--confirm-launches", "0", model="held")
+        # The first waits in its baseline until the other is there, however long that takes.
+        while not (cli.study("s.2") / "tuner").exists() and other.poll() is None:
+            time.sleep(0.05)
+        (cli.folder / "both").touch()
         killed = killed_in_mid_trial(other, cli.study("s.2"), storage, until)
         out, err = one.communicate(timeout=300)
     finally:

@@ -75,6 +75,7 @@ class Cluster:
             f"SlurmctldLogFile={folder}/slurmctld.log",
             f"SlurmdLogFile={folder}/slurmd-%n.log",
             f"SlurmdTimeout={no_answer_seconds}",
+            "MessageTimeout=4",  # so that a dead node is soon known to be one
             f"TaskProlog={folder}/prolog",
             "ProctrackType=proctrack/pgid",
             "TaskPlugin=task/none",

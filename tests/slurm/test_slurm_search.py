@@ -41,7 +41,7 @@ def test_a_node_that_is_gone_ends_the_search_with_its_name(search: Search) -> No
     """The daemon of the second node is killed in mid-trial: what it has started goes on, and the
     next launch finds nobody there.
     """
-    process = search.start(*FAULTY, *ONE, "--trials", "4", launcher=PLAIN)
+    process = search.start(*FAULTY, *ONE, "--trials", "3", launcher=PLAIN)
     search.await_measuring(1, process)
     search.slurm.kill_node("n1")
     search.check_stops_with_its_name(process, PLAIN, search.slurm.recover)
@@ -50,7 +50,7 @@ def test_a_node_that_is_gone_ends_the_search_with_its_name(search: Search) -> No
 @pytest.mark.slow
 @either
 def test_a_node_that_is_lost_in_mid_trial_does_so_too(search: Search, launcher: str) -> None:
-    process = search.start(*FAULTY, *ONE, "--trials", "4", launcher=launcher)
+    process = search.start(*FAULTY, *ONE, "--trials", "3", launcher=launcher)
     search.await_measuring(1, process)
     search.end_node("n1")
     search.check_stops_with_its_name(process, launcher, search.slurm.recover)

@@ -75,7 +75,7 @@ def test_a_connection_that_is_cut_costs_no_trial(search: Search, launcher: str) 
 
 @either
 def test_a_node_that_is_gone_ends_the_search_with_its_name(search: Search, launcher: str) -> None:
-    process = search.start(*FAULTY, *ONE, "--trials", "4", launcher=launcher)
+    process = search.start(*FAULTY, *ONE, "--trials", "3", launcher=launcher)
     search.await_measuring(1, process)
     search.network.servers[1].kill()
     search.check_stops_with_its_name(process, launcher, search.network.recover)

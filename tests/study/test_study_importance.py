@@ -91,8 +91,9 @@ def test_a_value_that_did_nothing_is_null_in_the_record() -> None:
 def test_optuna_is_loaded_only_where_there_is_enough_to_go_by() -> None:
     code = (
         "import sys\n"
+        "from types import SimpleNamespace\n"
         "from nccltune.study.importance import importance\n"
-        "assert importance([], None) is None\n"
+        "assert importance([], SimpleNamespace(parameters=())) is None\n"
         "assert 'optuna' not in sys.modules and 'numpy' not in sys.modules\n"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0

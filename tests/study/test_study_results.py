@@ -172,7 +172,7 @@ def test_before_the_baseline_there_is_nothing_to_write(tmp_path: Path) -> None:
     assert (summary.baseline, summary.winner, summary.larger) == (None, None, None)
     assert write_results(summary) == []
     assert not summary.paths.best_env.exists()
-    assert summary.ranking() == []
+    assert summary.ranking("search") == summary.ranking("batch") == []
 
 
 def test_failed_and_cut_trials_win_nothing() -> None:
@@ -188,9 +188,10 @@ def test_failed_and_cut_trials_win_nothing() -> None:
 def test_the_ranking_is_by_speed_with_each_configuration_once(tmp_path: Path) -> None:
     again = replace(FASTER, id="m0005", launch=5, trial=5, value=80.0)
     summary = recorded(tmp_path / "s", BASELINE, SLOWER, FASTER, LARGER, FAILED, again)
-    assert [(t.number, t.value) for t in summary.ranking()] == [
-        (3, 200.0), (2, 130.0), (0, 100.0), (1, 90.0),
+    assert [(r.trial.number, r.value, r.trials, r.measured) for r in summary.ranking("search")] == [
+        (2, 105.0, (2, 5), 2), (0, 100.0, (0,), 1), (1, 90.0, (1,), 1),
     ]  # fmt: skip
+    assert [(r.trial.number, r.value) for r in summary.ranking("batch")] == [(3, 200.0)]
 
 
 def test_changes_are_told_against_the_baseline(tmp_path: Path) -> None:

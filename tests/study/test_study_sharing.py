@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -375,15 +376,78 @@ def test_the_lock_of_a_killed_tuner_is_taken_over(
     one.close()
 
 
-def test_a_damaged_journal_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("place", "line", "told"),
+    [
+        (1, b"nonsense", "line 2 is no record"),
+        (2, b"\xff\xfe", "line 3 is no record"),
+        (1, b"7", "line 2 is no record"),
+        (1, b'{"op_code":0}', "a record in it cannot be read"),
+        (1, b'{"op_code":99,"worker_id":"x"}', "a record in it cannot be read"),
+    ],
+)
+def test_a_damaged_journal_is_told(tmp_path: Path, place: int, line: bytes, told: str) -> None:
     file = tmp_path / "shared.journal"
     one = join(str(file), "a")
-    one.close()
     lines = file.read_bytes().splitlines(keepends=True)
-    file.write_bytes(b"".join([lines[0], b"nonsense\n", *lines[1:]]))
-    with pytest.raises((UsageError, StudyError)) as caught:
-        join(str(file), "b")
-    assert f"--storage {file}" in str(caught.value)
+    damaged = b"".join([*lines[:place], line + b"\n", *lines[place:]])
+    file.write_bytes(damaged)
+    try:
+        with pytest.raises(UsageError, match=f"the journal is damaged: {told}") as caught:
+            join(str(file), "b")
+        assert str(caught.value).startswith(f"--storage {file}: ")
+        assert file.read_bytes() == damaged
+    finally:
+        file.write_bytes(b"".join(lines))
+        one.close()
+
+
+def test_a_journal_that_is_damaged_meanwhile_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "shared.journal"
+    one = join(str(file), "a", beat_seconds=1000.0)
+    with file.open("ab") as journal:
+        journal.write(b"nonsense\n")
+    count = len(file.read_bytes().splitlines())
+    with pytest.raises(StudyError, match=f"damaged: line {count} is no record"):
+        claim(one, 1)
+    one.close()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"how to reach the machines: see below\nvm\n",
+        b"vm\n",
+        b"one line without its end",
+        b"{",
+        b'{"op_cod',
+        b'{"name": "settings", "op_code": 1}\n',
+        bytes(range(256)),
+        b"\n",
+    ],
+)
+def test_a_file_that_is_no_journal_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "notes"
+    file.write_bytes(content)
+    before = file.stat().st_mtime_ns
+    with pytest.raises(UsageError, match="is not a journal of trials, and nothing in it was"):
+        open_storage(str(file))
+    assert (file.read_bytes(), file.stat().st_mtime_ns) == (content, before)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_an_empty_file_becomes_a_journal(tmp_path: Path) -> None:
+    file = tmp_path / "shared.journal"
+    file.touch()
+    one = join(str(file), "a")
+    assert claim(one, 1) is not None
+    one.close()
+
+
+def test_a_fifo_is_no_journal(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(UsageError, match="is no regular file"):
+        open_storage(str(tmp_path / "fifo"))
 
 
 def test_a_server_that_is_started_anew_disturbs_nobody(postgres: Postgres) -> None:

@@ -104,4 +104,4 @@ def print_result(
         "notes": kept,
         "launched": rows,
     }
-    print(json.dumps(document, indent=2))
+    tell(json.dumps(document, indent=2))

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from nccltune.cli import tables
 from nccltune.cli.machine_check import Look
+from nccltune.cli.speaking import tell
 from nccltune.nccl.findings import shown
 from nccltune.output.diagnosis import paragraph
 from nccltune.output.findings import Finding
@@ -45,7 +46,7 @@ class Report:
 def show(report: Report, command: Sequence[str], *, as_json: bool) -> None:
     """On stdout. `command` is this one, whose options of the job go on to the next."""
     if as_json:
-        print(json.dumps(as_document(report), indent=2))
+        tell(json.dumps(as_document(report), indent=2))
         return
     console = tables.console_on(sys.stdout)
     search = shlex.join(["nccltune", "search", *of_the_job(command)])

@@ -14,12 +14,14 @@ from nccltune.study.outcomes import (
     verdict_dict,
     verdict_line,
 )
-from nccltune.study.records import Trial
+from nccltune.study.records import STAGES, Trial
 from nccltune.study.summary import Summary
 from nccltune.study.together import confirmed_elsewhere
 
 
-def as_json(summary: Summary, *, with_trials: bool = False) -> dict[str, Any]:
+def as_json(
+    summary: Summary, *, with_trials: bool = False, with_ranking: bool = True
+) -> dict[str, Any]:
     baseline, winner = summary.baseline, summary.winner
     outcome, with_larger = own_outcome(summary), larger_outcome(summary)
     document: dict[str, Any] = {
@@ -47,11 +49,32 @@ def as_json(summary: Summary, *, with_trials: bool = False) -> dict[str, Any]:
     elsewhere = confirmed_elsewhere(summary.paths, len(summary.trials))
     if elsewhere is not None:
         document["confirmed_elsewhere"] = elsewhere
+    if with_ranking:
+        document["ranking"] = _ranking_json(summary)
     if with_trials:
         found = importance(summary.trials, summary.space)
         document["importance"] = found and {name: round(s, 4) for name, s in found.items()}
         document["all_trials"] = [trial.to_dict() for trial in summary.trials]
     return document
+
+
+def _ranking_json(summary: Summary) -> list[dict[str, Any]]:
+    """The configurations of the table, fastest first: the values that the choice goes by."""
+    outcomes = [own_outcome(summary), larger_outcome(summary)]
+    chosen = [outcome.trial.number for outcome in outcomes if outcome is not None]
+    return [
+        {
+            "trial": row.trial.number,
+            "trials": list(row.trials),
+            "stage": stage,
+            "samples_per_second": row.value,
+            "measured": row.measured,
+            "changes": summary.changes(row.trial),
+            "chosen": any(number in row.trials for number in chosen),
+        }
+        for stage in STAGES
+        for row in summary.ranking(stage)
+    ]
 
 
 def _written_json(summary: Summary, outcome: Outcome) -> dict[str, Any]:

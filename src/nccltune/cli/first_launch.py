@@ -38,6 +38,11 @@ def _tell_nccl(probe: Mapping[str, Any]) -> None:
         say("NCCL wrote no log: the script does not seem to use it")
         return
     network = f", network {probe['network']}" if probe["network"] else ", no network between ranks"
+    if " and " in (probe["network"] or ""):
+        say(
+            f"warning: ranks talk over several networks, {probe['network']}: the slowest sets the "
+            "pace, and no parameter of either is searched; see that every node has its network up"
+        )
     plugins = "".join(f", {kind} plugin {name}" for kind, name in probe.get("plugins", {}).items())
     transport = "+".join(probe["transport"]) or "none"
     say(f"NCCL {probe['version']}: transport {transport}{network}{plugins}")

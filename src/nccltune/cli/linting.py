@@ -14,7 +14,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from nccltune.cli.speaking import readers_may_leave, say, tell
+from nccltune.cli.speaking import say, tell
 from nccltune.errors import UsageError
 from nccltune.launch.libraries import Libraries, libraries_of
 from nccltune.machine import devices
@@ -65,11 +65,10 @@ def run_lint(
     for note in _told(around, nccl_from):
         say(printable(note))
     counts: Counter[str] = Counter(item.severity for item in found)
-    with readers_may_leave():
-        if as_json:
-            print(json.dumps(_document(read, around, nccl_from, found, counts), indent=2))
-        for line in () if as_json else _lines(found):
-            tell(printable(line))
+    if as_json:
+        tell(json.dumps(_document(read, around, nccl_from, found, counts), indent=2))
+    for line in () if as_json else _lines(found):
+        tell(printable(line))
     if not as_json:
         say(printable(_summary(read, counts)))
     if read.unread:

@@ -19,7 +19,7 @@ from nccltune.space import ResolvedSpace, changes
 from nccltune.stats.noise import noise_threshold
 from nccltune.study.blocks import Launch
 from nccltune.study.budget import Budget
-from nccltune.study.records import Measurement, Trial, best_of
+from nccltune.study.records import AGAIN, Measurement, Trial, best_of
 from nccltune.study.store import Store
 
 _MUCH = 0.1
@@ -82,9 +82,11 @@ class PlainReporter:
             self.note(verdicts.noise_line(noise_threshold([speeds]), wanted, self._limit))
 
     def no_confirmation(self, seconds: float) -> None:
+        whole = words.duration(1.1 * (self._budget.spent + seconds))
         self.note(
-            f"note: a confirmation takes about {words.duration(seconds)} more here, which the time "
-            "budget does not leave: the result will be marked not confirmed"
+            f"note: a few trials and a confirmation take about {words.duration(seconds)} more "
+            "here, which the time budget does not leave: the result will be marked not confirmed "
+            f"(a --time-budget of {whole} would probably do)"
         )
 
     def launch_ends(self, launch: Launch, measurement: Measurement) -> None:
@@ -186,23 +188,42 @@ def trial_line(
         )
     by = store.measurement(trial).tuner
     whose = "" if by is None else f"  by tuner {by}"
-    width = len(str(budget.trials))
-    head = f"trial {trial.number:>{width}}/{budget.trials}"
+    head = _head(store, budget, trial)
     settings = words.settings(changes(trial.parameters, space.baseline))
     left = budget.forecast(store.trials)
-    tail = f"  {words.duration(left)} left" if left is not None else ""
+    tail = f"{_why(store, trial)}{whose}"
+    tail += f"  {words.duration(left)} left" if left is not None else ""
     if trial.state == "failed":
         reason = failure.message if failure is not None else ""
         rank = "" if failure is None or failure.rank is None else f" (rank {failure.rank})"
         log = "" if failure is None or failure.log is None else f"  see {_short(failure.log)}"
         kind = (trial.failure or "failed").replace("_", " ")
-        return f"{head}  failed: {kind}{rank}: {reason[:200]}  {settings}{log}{whose}{tail}"
+        return f"{head}  failed: {kind}{rank}: {reason[:200]}  {settings}{log}{tail}"
     gain = words.difference(trial.value, store.trials[0].value)
     mark = "  cut early" if trial.state == "pruned" else ""
     return (
         f"{head}  {words.samples(trial.value):>7} samples/s  {gain:>6} vs baseline{mark}  "
-        f"{settings}{whose}{tail}"
+        f"{settings}{tail}"
     )
+
+
+def _head(store: Store, budget: Budget, trial: Trial) -> str:
+    """The number of the trial, which counts from the baseline's 0, and how many are there by now.
+    Numbers of several tuners have gaps.
+    """
+    done = next(n for n, each in enumerate(store.trials, 1) if each.number == trial.number)
+    width = len(str(budget.trials))
+    return f"trial {trial.number:>{width}} ({done:>{width}}/{budget.trials})"
+
+
+def _why(store: Store, trial: Trial) -> str:
+    """Where its configuration comes from, unless the sampler has just thought of it."""
+    if trial.origin == "sampler":
+        return ""
+    if trial.origin != AGAIN:
+        return f"  ({trial.origin})"
+    first = next(each for each in store.trials if each.parameters == trial.parameters)
+    return f"  (trial {first.number} measured again)"
 
 
 def _short(path: str) -> str:

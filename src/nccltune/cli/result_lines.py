@@ -10,7 +10,7 @@ from typing import Any
 from nccltune.launch.script import ScriptCommand
 from nccltune.output import verdicts, words
 from nccltune.space import changes
-from nccltune.study.importance import importance
+from nccltune.study.importance import importance, why_unknown
 from nccltune.study.outcomes import (
     Outcome,
     larger_line,
@@ -57,15 +57,20 @@ def summary_lines(summary: Summary) -> list[str]:
 
 
 def _what_mattered(summary: Summary) -> list[str]:
-    """The parameters that the search's values depend on most, in one line; none of few trials."""
+    """The parameters that the search's values depend on most, or why that is not known, in one
+    line; none where no candidate was measured.
+    """
+    if len(summary.trials) < 2:
+        return []
     found = importance(summary.trials, summary.space)
     if found is None:
-        return []
+        return [f"What mattered: {why_unknown(summary.trials, summary.space)}."]
     first = [(name, share) for name, share in found.items() if share >= _LEAST_SHARE][:_MATTERED]
     others = list(found.values())[len(first) :]
     told = ", ".join(f"{name} {share:.2f}" for name, share in first)
     rest = f"; {len(others)} others, at most {max(others):.2f} each" if others else ""
-    return [f"What mattered (PED-ANOVA, of the search's values; a rank, not a gain): {told}{rest}."]
+    about = "PED-ANOVA of the search's values: shares of 1, a rank and no gain"
+    return [f"What mattered ({about}): {told}{rest}."]
 
 
 def _what_pays(summary: Summary) -> list[str]:

@@ -124,7 +124,7 @@ class _Retuning:
         check = self.checker(self.target)
         generation = current(self.events)
         if not as_json:
-            tell(f"generation {generation}: {WORDS[check.status]}: {check.sentence}", flush=True)
+            tell(f"generation {generation}: {WORDS[check.status]}: {check.sentence}")
         self.checker.look_closer()
         changed = self._changed_since()
         why = self._why_search(check, changed)
@@ -176,7 +176,7 @@ class _Retuning:
             text = "the last search found nothing better on this machine; the files stay"
         if as_json:
             due = {"searched": False, "search_due": why, "adopted": False, "reason": text}
-            print(json.dumps({"check": check.to_dict(), **due}, indent=2))
+            tell(json.dumps({"check": check.to_dict(), **due}, indent=2))
         else:
             tell(text)
         return 0 if why is None else NOT_GOOD
@@ -187,7 +187,7 @@ class _Retuning:
         if as_json:
             due = {"searched": True, "generation": number, "adopted": False, "reason": text}
             result = documents.as_json(summary)
-            print(json.dumps({"check": check.to_dict(), **due, "result": result}, indent=2))
+            tell(json.dumps({"check": check.to_dict(), **due, "result": result}, indent=2))
         else:
             tables.print_summary(summary)
             tell(f"\n{text}")
@@ -320,7 +320,7 @@ class _Retuning:
                 "reason": decision.reason,
                 "result": documents.as_json(summary),
             }
-            print(json.dumps(document, indent=2))
+            tell(json.dumps(document, indent=2))
             return
         tables.print_summary(summary)
         holds = (

@@ -91,7 +91,9 @@ def _refuse_mixture(context: click.Context) -> None:
     help="Trials in all, the baseline and failed ones included.  [40]",
 )
 @click.option(
-    "--time-budget", metavar="TIME", help="Start no trial that would end later, e.g. 10m."
+    "--time-budget",
+    metavar="TIME",
+    help="Start no trial that would end later, or leave no time for the confirmation, e.g. 10m.",
 )
 @click.option(
     "--space",
@@ -224,7 +226,8 @@ def _refuse_mixture(context: click.Context) -> None:
     show_default=True,
     metavar="N",
     help="Most fresh launches of each side when the winner is compared with the defaults, 6 to 12; "
-    "looked at after 6 and after 12. 0 for none: the result is then not confirmed.",
+    "looked at after 6 and after 12. 0 for none, nor any to know the noise: the result is then not "
+    "confirmed.",
 )
 @click.option(
     "--search-anyway",
@@ -272,7 +275,7 @@ def _refuse_mixture(context: click.Context) -> None:
     "--storage",
     metavar="URL|PATH",
     help="Share the study with other tuners of the same command: postgresql://USER@HOST/DATABASE, "
-    "or a journal file that all of them see.",
+    "a journal file that all of them see, or sqlite:///FILE for tuners of one machine.",
 )
 @click.option(
     "--studies-dir",

@@ -47,6 +47,7 @@ from nccltune.study.script_survey import refuse_no_place, with_facts, with_scrip
 from nccltune.study.store import Store, has_results
 from nccltune.study.survey import Survey, refuse_empty, resolve_space
 from nccltune.study.together import Sharing
+from nccltune.study.urls import without_password
 
 
 def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
@@ -69,6 +70,10 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
             with locked(named):
                 pass
     shared = None
+    if dry_run and options.storage is not None:
+        from nccltune.study.shared_storage import check_storage
+
+        check_storage(options.storage)
     if not dry_run:
         check_writable(options.studies_dir)
         if options.storage is not None:
@@ -112,7 +117,7 @@ def run_search(options: SearchOptions, *, dry_run: bool, as_json: bool) -> int:
             )
     if as_json:
         document = {**documents.as_json(summary), "ended": ending}
-        print(json.dumps(document, indent=2))
+        tell(json.dumps(document, indent=2))
     else:
         tables.print_summary(summary)
     return 0
@@ -187,7 +192,7 @@ def _dry_run(start: Start, paths: StudyPaths, cache: Path, *, as_json: bool) -> 
             "done": len(done),
             "forecast": forecast,
         }
-        print(json.dumps(document, indent=2))
+        tell(json.dumps(document, indent=2))
         return 0
     tell(tables.space_text(space))
     if not space.probed:
@@ -196,6 +201,9 @@ def _dry_run(start: Start, paths: StudyPaths, cache: Path, *, as_json: bool) -> 
     _tell_how(start.cluster, found.options.launcher)
     for line in plan.lines():
         tell(f"  {printable(line)}")
+    if found.options.storage is not None:
+        where = without_password(found.options.storage)
+        tell(f"\nstorage {where}: not opened; its name and place are as they can be")
     tell(f"\nstudy {paths.folder}: {len(done)} of {trials} trials done; {forecast}")
     return 0
 

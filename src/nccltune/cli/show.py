@@ -45,7 +45,9 @@ def show(
         for reason in unreadable:
             click.echo(f"nccltune: {reason}", err=True)
         if as_json:
-            click.echo(json.dumps([documents.as_json(s) for s in summaries], indent=2))
+            click.echo(
+                json.dumps([documents.as_json(s, with_ranking=False) for s in summaries], indent=2)
+            )
         else:
             tables.print_studies(summaries, studies_dir)
         return

@@ -18,11 +18,14 @@ def say(text: str) -> None:
         return
 
 
-def tell(text: str, *, flush: bool = False) -> None:
-    """A result, on stdout: without what a terminal would act on, and what its encoding lacks."""
+def tell(text: str) -> None:
+    """A result, on stdout: without what a terminal would act on, and what its encoding lacks. A
+    reader who has gone ends neither the work nor changes how it ends.
+    """
     encoding = sys.stdout.encoding or "utf-8"
     clean = printable(text, lines=True).encode(encoding, "backslashreplace").decode(encoding)
-    print(clean, flush=flush)
+    with readers_may_leave():
+        print(clean)
 
 
 @contextlib.contextmanager

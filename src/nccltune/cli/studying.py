@@ -21,7 +21,7 @@ from nccltune.launch.stopping import StopFlag
 from nccltune.launch.worker_files import place_worker
 from nccltune.machine.health import Reading, read
 from nccltune.output.diagnosis import paragraph
-from nccltune.output.verdicts import percent, repeated
+from nccltune.output.verdicts import begun_elsewhere, percent, repeated
 from nccltune.space import ResolvedSpace
 from nccltune.stats.noise import noise_threshold
 from nccltune.study.batch_sizes import (
@@ -32,11 +32,11 @@ from nccltune.study.batch_sizes import (
 )
 from nccltune.study.bounds import gains, left_out
 from nccltune.study.budget import Budget
-from nccltune.study.confirming import confirm_results
+from nccltune.study.confirming import confirm_results, plain_more
 from nccltune.study.definition import Definition, going_on, refuse_changes
 from nccltune.study.diagnosing import diagnose, diagnosis_in, record
 from nccltune.study.effects import Silences
-from nccltune.study.fingerprinting import fingerprint_of
+from nccltune.study.fingerprinting import fingerprint_of, host_digest
 from nccltune.study.folder import StudyPaths, forget, has_records, read_definition
 from nccltune.study.measuring import Measurer
 from nccltune.study.options import SearchOptions
@@ -54,6 +54,11 @@ from nccltune.study.summary import Summary
 from nccltune.study.survey import Survey, nccl_version, refuse_busy, refuse_empty, resolve_space
 from nccltune.study.together import Sharing, Team, joined, refuse_shared, take_over
 from nccltune.worker.spec import Settings
+
+NOT_CONFIRMED = (
+    "--confirm-launches 0: nothing is confirmed, and the launches that show the noise and where a "
+    "step's time goes are left out too, so no setting is left out for them and all trials are made"
+)
 
 
 def carry_out(
@@ -104,10 +109,14 @@ def carry_out(
         if leaves_out_larger(space, found.task.batch_size, found.options.trials or 40):
             say(f"larger batches are tried in searches of {FEWEST_FOR_BATCH} trials or more")
         begun = replace(
-            definition_of(found, space, probe), fingerprint=fingerprint_of(found, probe)
+            definition_of(found, space, probe),
+            fingerprint=fingerprint_of(found, probe),
+            host=host_digest(found.gpus),
         )
         stored = begun.write(paths).to_dict()
     store = Store(paths)
+    if stored.get("host", host_digest(found.gpus)) != host_digest(found.gpus):
+        say(f"note: {begun_elsewhere(store.noise())}")
     launcher = suited(found, launcher, plain, stored["probe"])
     first = earlier(space)
     with joined(sharing, definition_of(found, space, stored["probe"]), store) as team:
@@ -197,6 +206,8 @@ def _measure(
         health=partial(_read, found),
         gpus=found.gpus,
     )
+    if limit == 0 and done < trials:
+        say(NOT_CONFIRMED)
     confirmed: list[str] = []
     with open_reporter(store, space, budget, limit, found.node_names) as reporter:
         search = Search(
@@ -209,6 +220,7 @@ def _measure(
             confirm=limit > 0,
             settle=not found.options.search_anyway,
             pruning=pruning_of(found.options),
+            plain_more=plain_more(launcher, plain),
             partners=team,
         )
         search.narrow = partial(_narrow, found, measurer, planner, reporter)
@@ -317,9 +329,9 @@ def _told_ending(
         )
     count = f"{done} trial{'' if done == 1 else 's'}"
     reasons: dict[Ending, str] = {
-        "trials": f"done: {count}",
-        "time": f"the time budget is spent after {done} of {found.options.trials} trials (a "
-        "further one would end after it); the same command goes on",
+        "trials": f"done: {count}, the baseline included",
+        "time": f"the time budget has no room for more than {done} of {found.options.trials} "
+        "trials; the same command goes on",
         "settled": f"done after {count} of {found.options.trials}: more are unlikely to find "
         "anything at your batch size that is faster by more than launches scatter "
         "(--search-anyway goes on)",

@@ -16,16 +16,19 @@ from rich.table import Table
 from rich.text import Text
 
 from nccltune.cli.result_lines import summary_lines
+from nccltune.cli.speaking import let_go_of_stdout
 from nccltune.nccl.findings import printable
 from nccltune.output import words
 from nccltune.space import ResolvedSpace
 from nccltune.study.budget import trial_seconds
 from nccltune.study.generations import FIRST, current, read_history
-from nccltune.study.outcomes import tried_nothing
+from nccltune.study.outcomes import Outcome, larger_outcome, own_outcome, tried_nothing
 from nccltune.study.records import Trial
-from nccltune.study.summary import Summary
+from nccltune.study.summary import Ranked, Summary
+from nccltune.study.together import confirmed_elsewhere
 
 _SHOWN = 8
+_SHOWN_LARGER = 3
 _WORDS = {
     "FASTER": "faster",
     "SLOWER": "slower: keep the defaults",
@@ -37,7 +40,14 @@ _PLAIN_WIDTH = 120  # where no terminal says otherwise
 
 def console_on(file: TextIO) -> Console:
     width = shutil.get_terminal_size().columns if file.isatty() else _PLAIN_WIDTH
-    return harmless(Console(file=file, width=width, highlight=False))
+    return harmless(_ReadersMayLeave(file=file, width=width, highlight=False))
+
+
+class _ReadersMayLeave(Console):
+    """One that goes on where rich itself would end the process, as with `| head`."""
+
+    def on_broken_pipe(self) -> None:
+        let_go_of_stdout()
 
 
 def harmless(console: Console) -> Console:
@@ -103,18 +113,19 @@ def print_summary(summary: Summary) -> None:
     if baseline is None:
         console.print(Text(f"study {summary.paths.folder}: no trial yet"))
         return
-    ranking = summary.ranking()
-    own = [t for t in ranking if t.stage == "search"][:_SHOWN]
-    if baseline not in own:
-        own.append(baseline)
+    ranking = summary.ranking("search")
+    elsewhere = _kept_elsewhere(summary)
+    chosen = None if elsewhere else own_outcome(summary)
+    own = ranking[:_SHOWN]
+    own += [r for r in ranking[_SHOWN:] if 0 in r.trials or _holds(chosen, r)]
     console.print()
-    console.print(Text(f"Best trials at the user's batch size ({_search_values(summary)}):"))
-    console.print(_trials(summary, own))
-    larger = [t for t in ranking if t.stage == "batch"][:3]
-    if larger:
+    console.print(Text(f"Best settings at the user's batch size ({_search_values(summary)}):"))
+    _print_ranking(console, summary, own, chosen, "best.yaml")
+    if larger := summary.ranking("batch")[:_SHOWN_LARGER]:
+        chosen = None if elsewhere else larger_outcome(summary)
         console.print()
         console.print(Text("With larger batches (another training: adapt the learning rate):"))
-        console.print(_trials(summary, larger))
+        _print_ranking(console, summary, larger, chosen, "best-batch.yaml")
     console.print()
     for line in summary_lines(summary):
         console.print(Text(line))
@@ -130,24 +141,57 @@ def print_summary(summary: Summary) -> None:
 
 def _search_values(summary: Summary) -> str:
     if summary.own is None or summary.own.verdict is None:
-        return "search values, not confirmed"
-    return "search values, which rank them; the verdict is from fresh launches"
+        return "estimates from all measurements of the search, not confirmed"
+    return "estimates from the search, which rank them; the verdict is from fresh launches"
 
 
-def _trials(summary: Summary, trials: Sequence[Trial]) -> Table:
+def _kept_elsewhere(summary: Summary) -> bool:
+    """Whether best.yaml is of a later generation, or of another tuner."""
+    later = current(read_history(summary.paths)) != FIRST
+    return later or confirmed_elsewhere(summary.paths, len(summary.trials)) is not None
+
+
+def _holds(chosen: Outcome | None, row: Ranked) -> bool:
+    return chosen is not None and chosen.trial.number in row.trials
+
+
+def _print_ranking(
+    console: Console,
+    summary: Summary,
+    rows: Sequence[Ranked],
+    chosen: Outcome | None,
+    file: str,
+) -> None:
+    """One row a configuration. The one that the file holds is marked, and it is said what of it."""
+    marked = [row for row in rows if _holds(chosen, row)]
+    console.print(_configurations(summary, rows, marked))
+    for row in marked:
+        if 0 in row.trials:
+            console.print(Text(f"* {file} keeps the defaults"))
+        elif chosen is not None and row.trial.parameters == chosen.configuration:
+            console.print(Text(f"* in {file}"))
+        else:
+            console.print(Text(f"* in {file}, without the settings that were dropped"))
+
+
+def _configurations(summary: Summary, rows: Sequence[Ranked], marked: Sequence[Ranked]) -> Table:
     table = table_of(
-        ("trial", "right"), ("samples/s", "right"), ("vs baseline", "right"), ("settings", "left")
+        ("", "left"),
+        ("trial", "right"),
+        ("measured", "right"),
+        ("samples/s", "right"),
+        ("vs baseline", "right"),
+        ("settings", "left"),
     )
-    baseline = summary.baseline
-    for trial in trials:
-        if baseline is not None and trial.number == baseline.number:
-            table.add_row(Text("0"), Text(words.samples(trial.value)), Text("-"), Text("baseline"))
-            continue
+    for row in rows:
+        own = 0 in row.trials
         table.add_row(
-            Text(str(trial.number)),
-            Text(words.samples(trial.value)),
-            Text(words.difference(trial.value, baseline.value if baseline else None)),
-            Text(words.settings(summary.changes(trial))),
+            Text("*" if row in marked else ""),
+            Text(str(row.trial.number)),
+            Text(f"{row.measured}x"),
+            Text(words.samples(row.value)),
+            Text("-" if own else words.difference(row.value, summary.usual)),
+            Text("baseline" if own else words.settings(summary.changes(row.trial))),
         )
     return table
 
@@ -167,20 +211,22 @@ def print_studies(summaries: Sequence[Summary], studies_dir: Path) -> None:
         ("begun", "left"),
     )
     for summary in summaries:
-        baseline, winner = summary.baseline, summary.winner
-        base = baseline.value if baseline else None
+        base, ranking = summary.usual, summary.ranking("search")
+        best = ranking[0].value if ranking else None
         table.add_row(
             Text(summary.paths.name),
             Text(str(len(summary.trials))),
             Text(words.samples(base)),
-            Text(words.samples(winner.value if winner else None)),
-            Text(words.difference(winner.value if winner else None, base)),
+            Text(words.samples(best)),
+            Text(words.difference(best, base)),
             Text(_word(summary)),
             Text(str(summary.definition["created"])[:16].replace("T", " ")),
         )
     console.print(table)
     console.print(
-        Text("samples/s of all ranks; search values: `nccltune show STUDY` has the verdict")
+        Text(
+            "samples/s of all ranks, as the search has them: `nccltune show STUDY` has the verdict"
+        )
     )
 
 

@@ -79,7 +79,7 @@ def run_verify(
             **check.to_dict(),
             "promised": target.best.verdict,
         }
-        print(json.dumps(document, indent=2))
+        tell(json.dumps(document, indent=2))
     else:
         tell(f"{WORDS[check.status]}: {check.sentence}")
         for line in _advice(check, target):

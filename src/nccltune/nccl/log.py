@@ -46,7 +46,8 @@ class NcclLog:
     config: by attribute of torch's ProcessGroupNCCL config, what the communicator was given.
     links: distinct connections, in order of rank.
     network: what carries data between hosts, from the connections alone; that NCCL merely has a
-        network ready ("Using network Socket") does not count.
+        network ready ("Using network Socket") does not count. "IB and Socket" where ranks use
+        several, as where a node's fast network is down: no network's settings fit all then.
     coll_channels: channels for collectives, of the last communicator that was set up.
     nvls: whether all devices offer NVLink multicast.
     plugins: by kind (net, tuner, env, profiler), the name of one that is loaded and not NCCL's own.
@@ -216,13 +217,13 @@ class _Reader:
 
     def result(self) -> NcclLog:
         links = tuple(sorted(self.links))
-        networks = sorted(name[4:] for _, _, name in links if name.startswith("NET/"))
+        networks = sorted({name[4:] for _, _, name in links if name.startswith("NET/")})
         return NcclLog(
             version=self.version,
             environment=dict(self.environment),
             config=dict(self.config),
             links=links,
-            network=networks[0] if networks else None,
+            network=" and ".join(networks) or None,
             coll_channels=self.coll_channels,
             nvls=self.nvls,
             nodes=self.nodes,

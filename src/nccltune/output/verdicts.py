@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from nccltune.output.words import difference, samples
 from nccltune.output.words import size as size_text
+from nccltune.stats.noise import noise_threshold
 from nccltune.stats.verdict import FEWEST, MOST, TOO_NOISY, Verdict
 
 _TIMES = 1.5  # from here on "1.63 times", below "4.2% more"
@@ -130,6 +131,15 @@ def through_files(files: tuple[float, float] | None) -> str:
     return (
         "plain torchrun launches, without and with best.env sourced and best.yaml loaded: "
         f"{samples(plain)} and {samples(with_files)} samples/s ({difference(with_files, plain)})"
+    )
+
+
+def begun_elsewhere(noise: Sequence[float]) -> str:
+    """Told when a study goes on where other launches of the baseline than these were made."""
+    known = f"noise of {percent(noise_threshold([noise]))}" if len(noise) > 1 else "baseline"
+    return (
+        "this study was begun on another machine of the same kind (or another container, or other "
+        f"GPUs): its {known} and its trials so far are from there; --new measures all of it here"
     )
 
 

@@ -154,7 +154,7 @@ def _network_unmet(wanted: tuple[str, ...], facts: Facts) -> Iterator[str]:
         if facts.probed:
             here = f" (transport {', '.join(facts.transports)})" if facts.transports else ""
             yield f"no rank uses the network here{here}"
-    elif facts.network.lower() not in {name.lower() for name in wanted}:
+    elif not set(facts.network.lower().split(" and ")) <= {name.lower() for name in wanted}:
         yield f"needs network {_either(wanted)}, this job uses {facts.network}"
 
 

@@ -28,7 +28,9 @@ class Facts:
     nodes: int = 1
     probed: bool = False
     network: str | None = None
-    """NCCL's name of the network that ranks use, such as Socket or IB; None: no rank uses one."""
+    """NCCL's name of the network that ranks use, such as Socket or IB, or "IB and Socket"; None: no
+    rank uses one.
+    """
     transports: tuple[str, ...] = ()
     """Transport families in use, such as P2P, SHM, NET."""
     nvlinks: bool | None = None

@@ -9,7 +9,10 @@ from nccltune.space import Value, key
 from nccltune.stats.verdict import FEWEST, Block
 from nccltune.study.records import Measurement, Stage
 
-_DROP_BLOCKS = 3  # after so many, settings that clearly carry nothing are dropped
+DROP_BLOCKS = 3
+"""After so many, settings that clearly carry nothing are dropped."""
+DROPPING = "without "
+"""How comparisons begin that say whether settings pay; their names follow."""
 
 FILES = "files"
 """The comparison by plain torchrun commands, the candidate with best.env sourced and best.yaml
@@ -64,7 +67,7 @@ class DropTest:
     over: bool = False
 
     def __call__(self, number: int) -> Block | None:
-        self.over = number == _DROP_BLOCKS and max(self.gains) < 1 + self.threshold
+        self.over = number == DROP_BLOCKS and max(self.gains) < 1 + self.threshold
         found = None if self.over else self.block(FEWEST, number)
         if found is not None:
             self.gains.append(found[1] / found[0])

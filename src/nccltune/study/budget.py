@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,9 @@ from nccltune.launch.protocol import Limits
 from nccltune.study.records import Measurement, Trial
 
 _PATIENCE = 6.0  # times what the baseline needed
+_NOT_ITS_OWN = ("host", "disturbed before", "failed before")
+FLOOR_TRIALS = 4
+"""So many candidates are measured before the search leaves time to a confirmation."""
 
 
 def limits_from(
@@ -53,10 +56,15 @@ def trial_seconds(trials: Sequence[Trial]) -> float | None:
     return statistics.median(t.seconds for t in trials) if trials else None
 
 
+def own_seconds(measurement: Measurement) -> float:
+    """What a launch took by itself: without the warm host's start and attempts before it."""
+    return measurement.spent - sum(measurement.seconds.get(name, 0.0) for name in _NOT_ITS_OWN)
+
+
 def launch_seconds(measurements: Sequence[Measurement]) -> float | None:
-    """What a fresh launch of the baseline costs, wall seconds without the warm host's start."""
+    """What a fresh launch of the baseline costs, wall seconds."""
     spent = [
-        m.spent - m.seconds.get("host", 0.0)
+        own_seconds(m)
         for m in measurements
         if m.purpose in ("noise", "confirm") or (m.purpose == "search" and m.trial == 0)
     ]
@@ -66,10 +74,15 @@ def launch_seconds(measurements: Sequence[Measurement]) -> float | None:
 class Budget:
     """Trials in all and wall time of this run. Says whether one more trial fits."""
 
-    def __init__(self, trials: int, seconds: float | None) -> None:
+    def __init__(
+        self,
+        trials: int,
+        seconds: float | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.trials = trials
         self._seconds = seconds
-        self._began = time.monotonic()
+        self._clock, self._began = clock, clock()
         self.reserved = 0.0
         """Seconds of the budget that the search leaves to the confirmation."""
         self.tuners = 1
@@ -77,7 +90,7 @@ class Budget:
 
     @property
     def spent(self) -> float:
-        return time.monotonic() - self._began
+        return self._clock() - self._began
 
     def remaining(self) -> float | None:
         return None if self._seconds is None else max(0.0, self._seconds - self.spent)
@@ -98,12 +111,12 @@ class Budget:
 
     def fits(self, trials: Sequence[Trial]) -> bool:
         """Whether a trial of the usual length still ends in time. The baseline always fits."""
-        remaining = self.remaining()
+        kept = 0.0 if len(trials) <= FLOOR_TRIALS else self.reserved
         cost = trial_seconds(trials)
-        return remaining is None or cost is None or cost + self.reserved <= remaining
+        return cost is None or self.fits_launch(cost + kept)
 
     def fits_launch(self, cost: float | None) -> bool:
-        """Whether one more launch of the confirmation, of so many seconds, ends in time."""
+        """Whether what takes so many seconds ends in time."""
         remaining = self.remaining()
         return remaining is None or cost is None or cost <= remaining
 

@@ -17,7 +17,7 @@ from functools import partial
 from nccltune.space import ResolvedSpace, Value, canonical, changes, key, violation
 from nccltune.stats.noise import noise_threshold
 from nccltune.stats.verdict import FEWEST, Block, Verdict, baseline_first, settle
-from nccltune.study.blocks import FILES, CandidateFailed, DropTest, Launch, Speeds
+from nccltune.study.blocks import DROPPING, FILES, CandidateFailed, DropTest, Launch, Speeds
 from nccltune.study.records import Stage, Trial
 
 FINALISTS = 3
@@ -26,10 +26,6 @@ _FILES = "best.env and best.yaml"
 _FILES_BLOCKS = 2
 _FILES_NOISE = 2  # thresholds that one pair of launches may fall short: 3 standard deviations
 _GROUPS = {"env": "NCCL", "ddp": "DDP", "loader": "loader"}
-
-
-_UNKNOWN = Trial(-1, "search", "", {}, "failed", None, None, 0.0)
-"""In place of a trial: not known for want of launches."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +80,6 @@ class Confirmation:
             winner = left[0] if len(left) == 1 else self._best_of(left, failed)
             if winner is None:
                 continue  # all of them have failed
-            if winner is _UNKNOWN:
-                return Answer(left[0].parameters, left[0].number, failed=tuple(failed))
             try:
                 return self.of_trial(winner, tuple(failed))
             except CandidateFailed:
@@ -115,7 +109,7 @@ class Confirmation:
         return Answer(configuration, best.number, verdict)
 
     def _best_of(self, several: Sequence[Trial], failed: list[int]) -> Trial | None:
-        """The finalist whose fresh launches are fastest, `_UNKNOWN` when these cannot be had, None
+        """The finalist whose fresh launches are fastest, the first when these cannot be had, None
         when none is left. Those that fail are added to `failed`.
         """
         of = _digest(*(trial.parameters for trial in several))
@@ -135,7 +129,7 @@ class Confirmation:
                     del speeds[trial.number]
                     continue
                 if found is None:
-                    return _UNKNOWN
+                    return next(each for each in several if each.number in speeds)
                 speeds[trial.number] += found
         best = max(speeds, key=lambda number: statistics.median(speeds[number]), default=None)
         return next((trial for trial in several if trial.number == best), None)
@@ -152,7 +146,7 @@ class Confirmation:
         assert answer.verdict is not None and answer.verdict.ratio is not None
         assert answer.trial is not None
         noise = (1 + (answer.verdict.threshold or 0.0)) ** _FILES_NOISE
-        why = ""
+        why, short = "", None
         for number in range(_FILES_BLOCKS):
             try:
                 found = self._block(
@@ -160,13 +154,16 @@ class Confirmation:
                     *(_FILES_BLOCKS, number),
                 )
             except CandidateFailed:
-                why = f"plain torchrun launches with {_FILES} failed"
+                why, short = f"plain torchrun launches with {_FILES} failed", None
                 continue
+            if found is None and (short is not None or not why):
+                return replace(answer, files=short)  # once may be bad luck: the figures are told
             if found is None:
-                return answer
+                break
             gain = found[1] / found[0]
             if gain >= answer.verdict.ratio / noise:
                 return replace(answer, files=found)
+            short = found
             why = (
                 f"plain torchrun launches gained {100 * (gain - 1):+.1f}% from {_FILES}, where "
                 f"{100 * (answer.verdict.ratio - 1):+.1f}% was measured"
@@ -257,7 +254,7 @@ class Confirmation:
         if not changes(reduced, self.space.baseline):
             return current  # the last one: the confirmation of what is left says what it carries
         test = DropTest(
-            partial(self._block, f"without {name}", reduced, current, winner.number, "search"),
+            partial(self._block, f"{DROPPING}{name}", reduced, current, winner.number, "search"),
             noise_threshold([self.noise]),
         )
         try:

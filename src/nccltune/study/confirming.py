@@ -17,10 +17,9 @@ from nccltune.launch.turns import Turns
 from nccltune.output.verdicts import not_proven, one_by_one
 from nccltune.space import ResolvedSpace
 from nccltune.stats.noise import launch_spread, window_spread, windows_needed
-from nccltune.stats.verdict import FEWEST
-from nccltune.study.blocks import FILES, CandidateFailed, Launch, recorded
-from nccltune.study.budget import Budget, launch_seconds
-from nccltune.study.confirm import FINALISTS, ROUNDS, Confirmation
+from nccltune.study.blocks import DROPPING, FILES, CandidateFailed, Launch, recorded
+from nccltune.study.budget import Budget
+from nccltune.study.confirm import Confirmation
 from nccltune.study.effects import acting
 from nccltune.study.files_check import through_files
 from nccltune.study.live_group import Subject
@@ -29,12 +28,11 @@ from nccltune.study.proving import prove
 from nccltune.study.records import Compared, Measurement, larger_winner
 from nccltune.study.sampling.estimates import candidates
 from nccltune.study.store import Store
+from nccltune.study.time_plan import PLAIN_MORE, costs
 
 NOISE_LAUNCHES = 6
 """Fresh launches of the baseline, the first trial included."""
-_PLAIN_TIMES = 5.0  # what a plain torchrun launch costs, in launches of a warm host
 _NOTHING = 0.1  # seconds
-_SHARE = 0.5  # of the time budget, at most, for noise and confirmation
 
 
 class Listener(Protocol):
@@ -55,6 +53,10 @@ class Launches:
     stop: StopFlag
     plain: Measurer
     """By plain torchrun commands."""
+    windows: float = 1.0
+    """Of a launch, as times those of the search."""
+    out_of_time: list[str] = field(default_factory=list)
+    """Comparisons that were not ended for want of time."""
     turns: Turns = field(default_factory=Turns)
     run: str = field(default_factory=lambda: secrets.token_hex(4))
 
@@ -67,9 +69,10 @@ class Launches:
             return known
         self.stop.check()
         plain = launches[0].comparison == FILES
-        a_launch = launch_seconds(self.store.measurements)
-        needed = a_launch and len(launches) * a_launch * (_PLAIN_TIMES if plain else 1)
-        if not self.budget.fits_launch(needed):
+        more = plain_more(self.measurer.launcher, self.plain.launcher)
+        cost = costs(self.store.measurements, self.windows, more)
+        if cost and not self.budget.fits_launch(cost.of(launches) + cost.kept(launches[0])):
+            self.out_of_time.append(launches[0].comparison)
             return None
         (self.measurer if plain else self.plain).close()  # it would share the devices
         measurer = self.plain if plain else self.measurer
@@ -159,17 +162,9 @@ def _taking_turns(subject: Subject) -> Subject:
     return replace(subject, compared=replace(subject.compared, turns=True))
 
 
-def confirmation_seconds(a_launch: float, noise_done: int) -> float:
-    """What the rest of the noise, the finalists and the shortest comparison cost together: the
-    least that a confirmation takes.
-    """
-    noise = max(0, NOISE_LAUNCHES - noise_done)
-    return a_launch * (noise + FINALISTS * ROUNDS + 2 * FEWEST)
-
-
-def fits(budget_seconds: float | None, needed: float) -> bool:
-    """Whether a time budget leaves room for a confirmation of so many seconds."""
-    return budget_seconds is None or needed <= _SHARE * budget_seconds
+def plain_more(launcher: Launcher, plain: Launcher) -> float:
+    """Seconds that a plain torchrun launch takes longer than one of the launcher."""
+    return 0.0 if plain.name == launcher.name else PLAIN_MORE
 
 
 def confirm_results(
@@ -194,13 +189,15 @@ def confirm_results(
     if len(noise) < NOISE_LAUNCHES:
         return []
     repeated = [m for m in store.measurements if m.purpose == "noise"]
-    long = with_long_windows(measurer, repeated)
+    windows = _as_time_allows(measurer, repeated, budget, plain)
+    long = _with_windows(measurer, windows)
     commands = replace(long, launcher=plain, cold_starts=True, disturbed=[])
     with contextlib.ExitStack() as stack:
         for each in (long, commands):
             stack.callback(measurer.disturbed.extend, each.disturbed)
             stack.callback(each.close)
-        launches = Launches(store, long, budget, listener, stop, commands)
+        times = windows / measurer.settings.windows
+        launches = Launches(store, long, budget, listener, stop, commands, times)
         trials = acting(store.trials, store.measurements, space)
         ranked = candidates(trials, store.measurements, space, sampler)
         confirmation = Confirmation(space, ranked, noise, limit, launches, seed)
@@ -215,15 +212,47 @@ def confirm_results(
             unproven = prove(long, budget, stop, listener.progress, own.configuration, own.trial)
     refused = launches.turns.refused
     notes = [] if refused is None else [one_by_one(refused)]
+    notes += _left_out(launches.out_of_time)
     return notes if unproven is None else [*notes, not_proven(unproven)]
 
 
-def with_long_windows(measurer: Measurer, noise: Sequence[Measurement]) -> Measurer:
-    """A measurer whose launches last so long that windows add little to their spread."""
+def _left_out(comparisons: Sequence[str]) -> list[str]:
+    """What was not found out for want of time; the rest is said with the result."""
+    notes = []
+    if "finalists" in comparisons:
+        notes.append("no time to launch the fastest few anew: the likeliest stands for them")
+    names = dict.fromkeys(n.removeprefix(DROPPING) for n in comparisons if n.startswith(DROPPING))
+    if names:
+        notes.append(
+            f"no time to find out which settings pay ({', '.join(names)}): all of them are kept; "
+            "the same command with more time goes on"
+        )
+    return notes
+
+
+def _as_time_allows(
+    measurer: Measurer, noise: Sequence[Measurement], budget: Budget, plain: Launcher
+) -> int:
+    """Windows of a launch: as many as are wanted, but not more than leave time for a verdict."""
+    usual, more = measurer.settings.windows, plain_more(measurer.launcher, plain)
+    for windows in range(windows_wanted(measurer, noise), usual, -1):
+        cost = costs(measurer.store.measurements, windows / usual, more)
+        if cost is None or budget.fits_launch(cost.verdict):
+            return windows
+    return usual
+
+
+def windows_wanted(measurer: Measurer, noise: Sequence[Measurement]) -> int:
+    """So many that they add little to the spread of launches."""
     spread = launch_spread([[m.value for m in noise if m.value is not None]])
     inside = [window_spread(_rates(m)) for m in noise if m.result is not None]
     usual = measurer.settings.windows
-    windows = windows_needed(spread, statistics.median(inside), usual) if inside else usual
+    return windows_needed(spread, statistics.median(inside), usual) if inside else usual
+
+
+def _with_windows(measurer: Measurer, windows: int) -> Measurer:
+    """A measurer whose launches have so many."""
+    usual = measurer.settings.windows
     longest = measurer.settings.max_measure_seconds * windows / usual
     settings = replace(measurer.settings, windows=windows, max_measure_seconds=longest)
     return replace(measurer, settings=settings, disturbed=[])

@@ -103,6 +103,8 @@ class Definition:
     """What results depend on; told by `verify`, no part of what a study is compared by."""
     nodes: Sequence[Mapping[str, Any]] = ()
     """What each node is, where ranks are on several."""
+    host: str = ""
+    """A digest of where it was begun; told when it goes on elsewhere, and not compared."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -113,6 +115,7 @@ class Definition:
             "sampler": self.sampler,
             "seed": self.seed,
             "machine": self.machine.to_dict(),
+            **({"host": self.host} if self.host else {}),
             **({"nodes": [dict(node) for node in self.nodes]} if self.nodes else {}),
             "site": dict(self.site),
             **({"unpinned": sorted(self.unpinned)} if self.unpinned else {}),

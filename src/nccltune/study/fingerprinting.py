@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nccltune.errors import UsageError
 from nccltune.launch.environment import DIAGNOSTIC
 from nccltune.machine.facts import Machine
 from nccltune.machine.fingerprint import Fingerprint, digest, fingerprint, malformed
+from nccltune.machine.gpus import Gpu
 from nccltune.machine.topology import read_topology
 from nccltune.output.best import Best
 
@@ -31,6 +35,18 @@ def fingerprint_of(found: Survey, probe: Mapping[str, Any] | None) -> dict[str, 
     if found.options.with_serials:
         parts["gpu_uuids"] = [gpu.uuid for gpu in found.gpus]
     return with_digest(parts)
+
+
+def host_digest(gpus: Sequence[Gpu], root: Path = Path("/")) -> str:
+    """Another one on another machine, also of the same kind: by the GPUs in use, or without any by
+    the names that a system, or a container, has. It tells neither.
+    """
+    own = sorted(gpu.uuid for gpu in gpus)
+    if not own:
+        own = [os.uname().nodename]
+        with contextlib.suppress(OSError):
+            own.append((root / "etc/machine-id").read_text())
+    return hashlib.sha256("\n".join(own).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def comparable(site: Mapping[str, str]) -> dict[str, str]:

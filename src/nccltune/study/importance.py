@@ -25,19 +25,32 @@ def importance(trials: Sequence[Trial], space: ResolvedSpace) -> dict[str, float
     """The share of each parameter that was varied at the user's own batch size, the largest first;
     they add up to 1. None where there are too few trials, or nothing differs between them.
     """
-    found = [t for t in trials if t.stage == "search" and t.value is not None]
-    if len(found) < FEWEST:
-        return None
-    names = [p.name for p in space.parameters if p.target != "batch"]
-    points: dict[tuple[Value, ...], list[float]] = {}
-    for trial in found:
-        assert trial.value is not None
-        point = tuple(map(trial.parameters.get, names))
-        points.setdefault(point, []).append(trial.value)
+    names, points = _points(trials, space)
     if len(points) < FEWEST:
         return None
     speeds = [statistics.fmean(several) for several in points.values()]
     return _shares([dict(zip(names, point, strict=True)) for point in points], speeds, space)
+
+
+def why_unknown(trials: Sequence[Trial], space: ResolvedSpace) -> str:
+    """Why there are no shares."""
+    found = len(_points(trials, space)[1])
+    if found < FEWEST:
+        return f"known from {FEWEST} different configurations with a value on, here are {found}"
+    return "all configurations were equally fast"
+
+
+def _points(
+    trials: Sequence[Trial], space: ResolvedSpace
+) -> tuple[list[str], dict[tuple[Value, ...], list[float]]]:
+    """The names of the parameters, and by their values the samples/s that were measured."""
+    names = [p.name for p in space.parameters if p.target != "batch"]
+    points: dict[tuple[Value, ...], list[float]] = {}
+    for trial in trials:
+        if trial.stage == "search" and trial.value is not None:
+            point = tuple(map(trial.parameters.get, names))
+            points.setdefault(point, []).append(trial.value)
+    return names, points
 
 
 def _shares(

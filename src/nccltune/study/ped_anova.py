@@ -9,12 +9,12 @@ import warnings
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-import optuna
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from nccltune.space import Parameter, Value
+from nccltune.study.quiet import optuna
 from nccltune.study.sampling.coding import coded
 from nccltune.study.sampling.estimates import as_proposed
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import optuna
 from optuna.samplers import BaseSampler
 from optuna.storages import JournalStorage
 from optuna.trial import TrialState, create_trial
 
 from nccltune.space import Parameter, Value
 from nccltune.study.journal import Journal
+from nccltune.study.quiet import optuna
 from nccltune.study.records import AGAIN, Stage, Trial
 from nccltune.study.sampling.choosing import Choice
 from nccltune.study.sampling.estimates import as_proposed
@@ -27,8 +27,6 @@ from nccltune.study.sampling.guided import (
 )
 
 _TRIAL = "trial"
-
-optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ from nccltune.worker.spec import Settings
 from nccltune.worker.windows import CUT_WINDOWS
 
 if TYPE_CHECKING:  # the command line reads the names, and must not pay for Optuna
-    import optuna
     from optuna.pruners import BasePruner
+
+    from nccltune.study.quiet import optuna
 
 PRUNERS = ("own", "none", "median", "wilcoxon", "hyperband")
 DEFAULT = "own"
@@ -101,7 +102,7 @@ def _studied(
     """What the pruner knows. Hyperband notes the rungs of a trial when it is asked, so it is asked
     again for each; others look at what was told, and their answers are not wanted.
     """
-    import optuna
+    from nccltune.study.quiet import optuna
 
     study = optuna.create_study(
         study_name="pruning", direction="maximize", pruner=_pruner(name, windows)
@@ -117,8 +118,9 @@ def _studied(
 
 
 def _pruner(name: str, windows: int) -> BasePruner:
-    from optuna import pruners
+    from nccltune.study.quiet import optuna
 
+    pruners = optuna.pruners
     if name == "median":
         return pruners.MedianPruner(n_startup_trials=_STARTUP_TRIALS, n_warmup_steps=CUT_WINDOWS)
     if name == "wilcoxon":

@@ -13,6 +13,7 @@ Value = None | bool | int | float | str
 Purpose = Literal["search", "noise", "confirm", "diagnose", "proof"]
 State = Literal["complete", "pruned", "failed"]
 Stage = Literal["search", "batch"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
 AGAIN = "again"
 """Origin of a trial that measures a configuration once more, which luck may have made look good."""
 _SIDES = ("baseline", "candidate")
@@ -196,11 +197,12 @@ def best_of(trials: list[Trial], stage: Stage) -> Trial | None:
     """
     complete = [t for t in trials if t.stage == stage and t.state == "complete"]
     if any(t.origin == AGAIN for t in complete):
-        complete = _merged(complete)
+        complete = merged(complete)
     return max(complete, key=lambda t: t.value or 0.0, default=None)
 
 
-def _merged(trials: Sequence[Trial]) -> list[Trial]:
+def merged(trials: Sequence[Trial]) -> list[Trial]:
+    """One of each configuration, the first, with the mean of the values."""
     alike: dict[str, list[Trial]] = {}
     for trial in trials:
         alike.setdefault(json.dumps(trial.parameters, sort_keys=True), []).append(trial)

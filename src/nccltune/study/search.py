@@ -12,13 +12,10 @@ from typing import Any, Literal, Protocol
 from nccltune.errors import StudyError
 from nccltune.launch.protocol import Failure
 from nccltune.launch.stopping import StopFlag
+from nccltune.output import words
 from nccltune.stats.noise import noise_threshold
-from nccltune.study.budget import Budget, launch_seconds
-from nccltune.study.confirming import (
-    NOISE_LAUNCHES,
-    confirmation_seconds,
-    fits,
-)
+from nccltune.study.budget import Budget
+from nccltune.study.confirming import NOISE_LAUNCHES, windows_wanted
 from nccltune.study.live_group import Subject
 from nccltune.study.measuring import Measurer
 from nccltune.study.partners import Alone, Elsewhere, Partners, Wanted
@@ -26,6 +23,7 @@ from nccltune.study.planner import Next, Planner
 from nccltune.study.pruning import Pruning
 from nccltune.study.records import AGAIN, Trial, best_of
 from nccltune.study.store import Store
+from nccltune.study.time_plan import costs, reserve
 
 Ending = Literal["trials", "time", "exhausted", "settled"]
 POLL_SECONDS = 2.0
@@ -64,6 +62,9 @@ class Search:
     pruning: Pruning = field(default_factory=Pruning)
     """What ends a hopeless trial early."""
 
+    plain_more: float = 0.0
+    """Seconds that a plain torchrun launch takes longer than one of the search."""
+
     partners: Partners | None = None
     """The other tuners on the study; None: there is none."""
     _narrowed: bool = False
@@ -97,6 +98,7 @@ class Search:
                     return "trials"
                 continue
             if not self.budget.fits(self.store.trials):
+                self._say_what_is_kept()
                 return "time"
             if not self.store.trials and self._waited(self._partners.elsewhere()):  # the baseline
                 continue
@@ -170,15 +172,29 @@ class Search:
         """
         if not self.confirm:
             return False
-        cost, done = launch_seconds(self.store.measurements) or 0.0, len(self.store.noise())
+        found, noise = self.store.measurements, NOISE_LAUNCHES - len(self.store.noise())
+        if (shortest := costs(found, 1.0, self.plain_more)) is None:
+            return noise > 0
         if not self.budget.reserved:  # once a run
-            needed = confirmation_seconds(cost, done)
-            if not fits(self.budget.seconds, needed):
+            candidates = max(0, self.budget.trials - self._partners.taken())
+            needed = shortest.begun_with(max(0, noise), candidates)
+            if not self.budget.fits_launch(needed):
                 self.confirm = False
                 self.reporter.no_confirmation(needed)
                 return False
-        self.budget.reserved = confirmation_seconds(cost, NOISE_LAUNCHES)
-        return done < NOISE_LAUNCHES
+        usual = shortest
+        if noise <= 0:
+            repeated = [m for m in found if m.purpose == "noise"]
+            windows = windows_wanted(self.measurer, repeated) / self.measurer.settings.windows
+            usual = costs(found, windows, self.plain_more) or shortest
+        self.budget.reserved = reserve(self.budget, shortest, usual)
+        return noise > 0
+
+    def _say_what_is_kept(self) -> None:
+        left = self.budget.remaining()
+        if left is not None and self.budget.reserved and left >= self.budget.reserved:
+            kept = words.duration(left)
+            self.reporter.note(f"no further trial: the {kept} left are kept for the confirmation")
 
     def _measure_noise(self) -> None:
         """The baseline once more, in a fresh launch."""

@@ -150,8 +150,8 @@ class Exchange:
             listed = ", ".join(map(str, lost[:10]))
             raise UsageError(
                 f"--storage {self.shared.where}: lacks trials {listed}, which this study has: it "
-                "is not the storage that they were shared in; give that one, or another --study "
-                "name"
+                "is damaged, or not the storage that they were shared in; give that one as it was, "
+                "or another --study name"
             )
 
     def _finished(self) -> list[FrozenTrial]:

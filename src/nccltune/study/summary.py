@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +23,24 @@ from nccltune.study.records import (
     Trial,
     best_of,
     larger_winner,
+    merged,
     noise_speeds,
 )
 from nccltune.study.sampling.estimates import candidates
 from nccltune.study.store import Store
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A configuration and what it is worth by all its measurements in the search: the value that
+    the choice goes by, samples/s. `trials` are the numbers of those that measured it.
+    """
+
+    trial: Trial
+    value: float
+    trials: tuple[int, ...]
+    measured: int
+    """How often, the baseline's launches for the noise included."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +112,13 @@ class Summary:
     def _confirmation(self) -> Confirmation:
         found = list(self.measurements.values())
         seed = int(self.definition["seed"])
-        trials = candidates(self.acting, found, self.space, self.definition["sampler"])
-        return Confirmation(self.space, trials, self.noise, MOST, recorded(found), seed)
+        return Confirmation(self.space, self._candidates, self.noise, MOST, recorded(found), seed)
+
+    @functools.cached_property
+    def _candidates(self) -> list[Trial]:
+        """The trials with the values that finalists are chosen by."""
+        found = list(self.measurements.values())
+        return candidates(self.acting, found, self.space, self.definition["sampler"])
 
     @functools.cached_property
     def acting(self) -> list[Trial]:
@@ -142,7 +162,8 @@ class Summary:
                 if measurement.result is not None:
                     windows = measurement.result["windows"]
                     assert isinstance(windows, Sequence) and not isinstance(windows, str)
-            self.ranking(), self.failures(), self.time_spent(), self.winner, self.larger
+            self.ranking("search"), self.ranking("batch"), self.failures(), self.time_spent()
+            _ = self.winner, self.larger
             assert (self.own is None) == (not self.trials)
             assert self.with_larger is None or self.larger is not None
         except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError) as why:
@@ -179,13 +200,30 @@ class Summary:
     def changes(self, trial: Trial) -> dict[str, Value]:
         return changes(trial.parameters, self.space.baseline)
 
-    def ranking(self) -> list[Trial]:
-        """Complete trials, fastest first; of equal configurations only one."""
-        complete = [t for t in self.trials if t.state == "complete"]
-        first: dict[str, Trial] = {}
-        for trial in sorted(complete, key=lambda t: -(t.value or 0)):
-            first.setdefault(key(trial.parameters), trial)
-        return list(first.values())
+    @functools.cached_property
+    def usual(self) -> float | None:
+        """Samples/s of the baseline that candidates are held against in the search."""
+        if self.noise:
+            return statistics.median(self.noise)
+        return self.trials[0].value if self.trials else None
+
+    def ranking(self, stage: Stage) -> list[Ranked]:
+        """The configurations that were measured to the end, fastest first."""
+        alike: dict[str, list[int]] = {}
+        for trial in self.acting:
+            if trial.stage == stage and trial.value is not None:
+                alike.setdefault(key(trial.parameters), []).append(trial.number)
+        told = [t for t in self._candidates if t.stage == stage and t.state == "complete"]
+        told = merged(told) if stage == "batch" else told  # the choice goes by the mean
+        found = self.measurements.values()
+        repeated = sum(m.purpose == "noise" and m.value is not None for m in found)
+        ranked = [
+            Ranked(trial, value, tuple(numbers), len(numbers) + (0 in numbers) * repeated)
+            for trial in told
+            for numbers in [alike[key(trial.parameters)]]
+            if (value := self.usual if 0 in numbers else trial.value) is not None
+        ]
+        return sorted(ranked, key=lambda each: -each.value)
 
     def failures(self) -> dict[str, int]:
         kinds = [t.failure for t in self.trials if t.failure]

@@ -37,7 +37,7 @@ def _best_first(old: Summary, generation: int) -> list[tuple[str, Mapping[str, V
     found = []
     if own is not None and own.faster:
         found.append((f"best of generation {generation}", own.configuration))
-    ranked = [t for t in old.ranking() if t.stage == "search" and t.number]
+    ranked = [each.trial for each in old.ranking("search") if each.trial.number]
     found += [
         (f"trial {trial.number} of generation {generation}", trial.parameters)
         for trial in ranked[:_RUNNERS_UP]

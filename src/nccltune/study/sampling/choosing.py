@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import optuna
 from optuna.samplers import BaseSampler
 
 from nccltune.space import Parameter, ResolvedSpace, Value, canonical, violation
 from nccltune.space.configuration import scope
+from nccltune.study.quiet import optuna
 from nccltune.study.records import Stage
 from nccltune.study.sampling.coding import Coding, cmaes_sampler, coded, distribution
 from nccltune.study.sampling.estimates import as_proposed

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from nccltune.space import Parameter, ResolvedSpace, Value, key
-from nccltune.study.records import Measurement, Trial
+from nccltune.study.records import Measurement, Trial, merged
 from nccltune.study.sampling.guide import Guide, Knob
 from nccltune.study.sampling.memory import Observation
 
@@ -37,8 +37,14 @@ def candidates(
     space: ResolvedSpace,
     sampler: str,
 ) -> list[Trial]:
-    """The trials with the values that finalists are chosen by: what the sampler makes of them."""
-    return estimated(trials, measurements, space) if sampler == "guided" else list(trials)
+    """The trials with the values that finalists are chosen by: what our sampler makes of them, with
+    others the mean of those of a configuration.
+    """
+    if sampler == "guided":
+        return estimated(trials, measurements, space)
+    complete = [t for t in trials if t.stage == "search" and t.state == "complete"]
+    others = [t for t in trials if t.stage != "search" or t.state != "complete"]
+    return sorted([*merged(complete), *others], key=lambda t: t.number)
 
 
 def estimated(

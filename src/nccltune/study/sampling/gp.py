@@ -23,7 +23,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-import optuna
 from optuna.distributions import BaseDistribution, distribution_to_json
 from optuna.samplers import RandomSampler
 from optuna.study import StudyDirection
@@ -31,6 +30,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 import nccltune
 from nccltune.errors import StudyError
+from nccltune.study.quiet import optuna
 from nccltune.study.sampling.pure import PureSampler
 
 STARTUP_TRIALS = 8

@@ -16,10 +16,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
-import optuna
 from optuna.distributions import BaseDistribution, json_to_distribution
 from optuna.samplers import GPSampler
 from optuna.trial import TrialState, create_trial
+
+from nccltune.study.quiet import optuna
 
 Told = Mapping[str, Any]
 
@@ -93,7 +94,6 @@ def main() -> None:
     """What libraries print goes to stderr: stdout is for answers."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     serve(sys.stdin.buffer, answers)
 
 

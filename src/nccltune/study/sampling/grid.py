@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 
 from nccltune.space.scalars import is_number
+from nccltune.study.quiet import optuna
 from nccltune.study.records import Value
 from nccltune.study.sampling.guide import Guide, equal
 from nccltune.study.sampling.memory import Code

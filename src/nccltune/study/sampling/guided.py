@@ -17,10 +17,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import optuna
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 
+from nccltune.study.quiet import optuna
 from nccltune.study.records import Value
 from nccltune.study.sampling.grid import code_of, default_of, has_value, values_of
 from nccltune.study.sampling.guide import Guide, Knob

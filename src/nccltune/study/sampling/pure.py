@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.search_space import IntersectionSearchSpace
 from optuna.trial import FrozenTrial
+
+from nccltune.study.quiet import optuna
 
 
 class PureSampler(BaseSampler):

@@ -17,12 +17,12 @@ import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import optuna
 from optuna.distributions import BaseDistribution
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from nccltune.space import Value
+from nccltune.study.quiet import optuna
 from nccltune.study.sampling.grid import default_of, values_of
 from nccltune.study.sampling.pure import PureSampler
 
