@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -139,17 +139,22 @@ class NodesSearch(ABC):
         assert again.returncode == 0, again.stderr
         assert "is finished: 3 of 3 trials are there" in again.stderr
 
-    def check_faults_of_the_other_node(self, launcher: str) -> None:
-        faults = ",".join(f"{number}:{fault}" for number, fault in enumerate(FAULTS, start=1))
-        run = self.run(*FAULTY, *ONE, "--trials", "5", launcher=launcher, FAULTS=faults)
+    def check_faults_of_the_other_node(
+        self, launcher: str, names: Collection[str] = tuple(FAULTS)
+    ) -> None:
+        """One a trial, between trials without any."""
+        faults = ",".join(f"{number}:{fault}" for number, fault in enumerate(names, start=1))
+        total = str(len(names) + 2)
+        run = self.run(*FAULTY, *ONE, "--trials", total, launcher=launcher, FAULTS=faults)
         assert run.returncode == 0, run.stderr
         trials, found = self.trials(), self.measurements()
-        for number, (kind, words) in enumerate(FAULTS.values(), start=1):
+        for number, (kind, words) in enumerate(map(FAULTS.__getitem__, names), start=1):
             failure = found[number]["failure"]
             assert (trials[number]["state"], failure["kind"]) == ("failed", kind), run.stderr
             assert failure["rank"] == 1 and words in failure["message"]
             assert failure["log"] == f"logs/launch-{number:04d}/rank1.log"
-        assert trials[0]["state"] == "complete" and trials[4]["state"] in ("complete", "pruned")
+        assert trials[0]["state"] == "complete" and trials[-1]["state"] in ("complete", "pruned")
+        assert len(trials) == len(names) + 2
         stack = (self.study / "logs/launch-0001/rank1.log").read_text()
         assert "_hang" in stack, "a silent rank is asked where it is, on its node"
         self.assert_nothing_left()
@@ -183,7 +188,7 @@ class NodesSearch(ABC):
         assert "failed before" in self.measurements()[1]["seconds"]
         self.assert_nothing_left()
 
-    def check_tuner_that_ends(self, launcher: str, number: int) -> None:
+    def check_tuner_that_ends(self, launcher: str, number: int, *, resumes: bool = True) -> None:
         """By a signal: nothing outlives it, and the same command goes on."""
         process = self.start(*FAULTY, *ONE, "--trials", "3", launcher=launcher)
         self.await_measuring(1, process)
@@ -191,6 +196,9 @@ class NodesSearch(ABC):
         finished(process)
         self.cli.assert_nothing_left(10)
         assert len(self.trials()) == 1
+        if not resumes:
+            self.assert_nothing_left()
+            return
         run = self.run(*FAULTY, *ONE, "--trials", "3", launcher=launcher)
         assert run.returncode == 0, run.stderr
         assert len(self.trials()) == 3

@@ -19,17 +19,20 @@ from running import Cli
 pytestmark = [pytest.mark.ranks, pytest.mark.ssh]
 
 WARM, PLAIN = "ssh", "ssh-torchrun"
-slow_plain = pytest.param(PLAIN, marks=pytest.mark.slow)
-either = pytest.mark.parametrize("launcher", [WARM, slow_plain])
+either = pytest.mark.parametrize("launcher", [WARM, PLAIN])
 
 
-@pytest.mark.parametrize(
-    ("launcher", "ranks"), [(WARM, 1), pytest.param(PLAIN, 2, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("launcher", "ranks"), [(WARM, 1), (PLAIN, 2)])
 def test_a_whole_search_over_two_nodes(search: Search, launcher: str, ranks: int) -> None:
     search.check_a_whole_search(launcher, ranks)
 
 
+def test_a_rank_that_hangs_on_another_node_is_asked_where(search: Search) -> None:
+    search.check_faults_of_the_other_node(WARM, ["hang"])
+
+
+@pytest.mark.slow
 @either
 def test_a_faulty_rank_of_another_node_is_a_record(search: Search, launcher: str) -> None:
     search.check_faults_of_the_other_node(launcher)
@@ -63,6 +66,7 @@ def test_ranks_have_folders_of_their_nodes_alone_and_their_logs_come_back(search
     search.assert_nothing_left()
 
 
+@pytest.mark.slow
 @either
 def test_a_connection_that_is_cut_costs_no_trial(search: Search, launcher: str) -> None:
     """The node's sshd goes on; the session by which the launch was started is killed."""
@@ -73,6 +77,7 @@ def test_a_connection_that_is_cut_costs_no_trial(search: Search, launcher: str) 
     search.check_repeated(process)
 
 
+@pytest.mark.slow
 @either
 def test_a_node_that_is_gone_ends_the_search_with_its_name(search: Search, launcher: str) -> None:
     process = search.start(*FAULTY, *ONE, "--trials", "3", launcher=launcher)
@@ -93,15 +98,16 @@ def test_an_agent_that_is_killed_leaves_nothing_and_costs_no_trial(
     search.check_repeated(process)
 
 
+def test_nothing_outlives_a_tuner_that_is_killed(search: Search) -> None:
+    search.check_tuner_that_ends(WARM, signal.SIGKILL, resumes=False)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "number"),
-    [
-        (WARM, signal.SIGKILL),
-        pytest.param(PLAIN, signal.SIGKILL, marks=pytest.mark.slow),
-        pytest.param(WARM, signal.SIGINT, marks=pytest.mark.slow),
-    ],
+    [(WARM, signal.SIGKILL), (PLAIN, signal.SIGKILL), (WARM, signal.SIGINT)],
 )
-def test_nothing_outlives_a_tuner_that_ends(
+def test_and_the_same_command_goes_on(
     search: Search, launcher: str, number: signal.Signals
 ) -> None:
     search.check_tuner_that_ends(launcher, number)
