@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from nccltune.launch.leftovers import is_running
+from nccltune.launch.supervised import Supervised
 from nccltune.worker import supervisor
 
 PATIENCE = 30.0  # seconds until a test gives up; what is waited for takes a fraction of one
@@ -245,3 +246,19 @@ def test_what_hangs_below_a_process_that_is_half_dead_is_found(tmp_path: Path) -
         finally:
             os.kill(child, signal.SIGKILL)
             process.kill()
+
+
+def test_a_command_reads_a_file_and_folders_go_when_it_is_ended(tmp_path: Path) -> None:
+    given, log = tmp_path / "given", tmp_path / "log"
+    given.write_text("what it reads\n")
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        (folder / "below").mkdir(parents=True)
+    argv = ["sh", "-c", "cat; exec sleep 600"]
+    running = Supervised(argv, os.environ, log, remove=folders, stdin=given)
+    until = time.monotonic() + 60
+    while log.read_text() != "what it reads\n":
+        assert running.poll() is None and time.monotonic() < until
+        time.sleep(0.01)
+    running.end()
+    assert not any(folder.exists() for folder in folders)

@@ -50,6 +50,19 @@ class Search(NodesSearch):
             return found is not None and int(found[1]) in self._tuners
         return False
 
+    def secrets_on_command_lines(self) -> list[str]:
+        """Tokens of this search that everybody on the machine can see."""
+        tokens, lines = set[bytes](), list[bytes]()
+        for pid in self.cli.processes():
+            with contextlib.suppress(OSError):
+                for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    name, _, value = entry.partition(b"=")
+                    if name in (b"NCCLTUNE_STEP_TOKEN", b"NCCLTUNE_TOKEN"):
+                        tokens.add(value)
+                lines.append(Path(f"/proc/{pid}/cmdline").read_bytes())
+        assert len(tokens) == 2 and any(line.startswith(b"ssh\0") for line in lines)
+        return [token.decode() for token in tokens if any(token in line for line in lines)]
+
     def assert_nothing_left(self) -> None:
         """Neither processes nor the folders of agents."""
         super().assert_nothing_left()

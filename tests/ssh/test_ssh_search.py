@@ -46,6 +46,7 @@ def test_ranks_have_folders_of_their_nodes_alone_and_their_logs_come_back(search
     for node in (0, 1):
         (folder,) = search.folders(node)
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert search.secrets_on_command_lines() == []
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     logs = search.study / "logs/launch-0000"
@@ -135,7 +136,9 @@ def test_a_host_that_does_not_let_us_in_is_named_with_what_to_do(search: Search)
 
 
 def test_a_dry_run_shows_ssh_and_torchrun(search: Search) -> None:
-    run = search.run(*FAULTY, *ONE, "--dry-run", launcher=PLAIN)
+    hosts = search.cli.folder / "hosts"
+    hosts.write_text("".join(f"{name} slots=2\n" for name in search.names))
+    run = search.run(*FAULTY, "--hosts", "./hosts", "--dry-run", launcher=PLAIN)
     assert run.returncode == 0, run.stderr
     lines = [each.strip() for each in run.stdout.splitlines()]
     (ssh,) = [line for line in lines if line.startswith("ssh ")]
@@ -143,7 +146,7 @@ def test_a_dry_run_shows_ssh_and_torchrun(search: Search) -> None:
     assert "StrictHostKeyChecking" not in ssh
     (launch,) = [line for line in lines if "torch.distributed.run" in line]
     assert f"{sys.executable} -m nccltune.worker.node -- " in launch
-    assert "--nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d" in launch
+    assert "--nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d" in launch
     assert not search.study.exists()
 
 

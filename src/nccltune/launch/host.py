@@ -67,7 +67,7 @@ class WarmHost:
             [python, "-m", HOST_MODULE],
             launch_environment(base, site, added),
             self._log,
-            remove=self._folder,
+            remove=[self._folder],
             most=LARGEST_OUTPUT,
         )
 

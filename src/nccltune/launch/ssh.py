@@ -117,7 +117,9 @@ class _Connections(Task):
             env = command.env if at == hosts.here else {**hosts.environ, **tag}
             argv = hosts.argv(at, command.python)
             out = self._folder / f"{at}.log"
-            self._parts.append(Supervised(argv, env, out, remove=secret, stdin=given))
+            # an agent here can be ended before it has removed its own
+            gone = [secret, *([Path(self._places[at])] if at == hosts.here else [])]
+            self._parts.append(Supervised(argv, env, out, remove=gone, stdin=given))
 
     def _told(self, at: int, command: Command, files: Mapping[str, str]) -> dict[str, Any]:
         """For `arrive` on that node."""

@@ -22,9 +22,9 @@ _LOOK_SECONDS = 0.05
 
 
 class Supervised:
-    """The command and all its descendants. Output goes to `log`; `remove` is a folder that goes
-    with them, even when the tuner is killed. A command that prints more than `most` bytes is ended.
-    It reads what is in the file `stdin`, or nothing.
+    """The command and all its descendants. Output goes to `log`; `remove` are folders that
+    go with them, even when the tuner is killed. A command that prints more than `most` bytes is
+    ended. It reads what is in the file `stdin`, or nothing.
     """
 
     def __init__(
@@ -33,14 +33,14 @@ class Supervised:
         env: Mapping[str, str],
         log: Path,
         *,
-        remove: Path | None = None,
+        remove: Sequence[Path] = (),
         cwd: Path | None = None,
         most: int | None = None,
         stdin: Path | None = None,
     ) -> None:
         self.flooded = False
         self._trusted = threading.Event()
-        options = [] if remove is None else ["--remove", str(remove)]
+        options = [word for folder in remove for word in ("--remove", str(folder))]
         options += [] if stdin is None else ["--input", str(stdin)]
         with log.open("wb") as output:
             self._process = subprocess.Popen(

@@ -1,7 +1,7 @@
 """Stands between the tuner and a launch, so that nothing of the launch can outlive either.
 
 Run by file path, standard library only:
-`supervisor.py [--remove FOLDER] [--input FILE] -- COMMAND ...`.
+`supervisor.py [--input FILE] [--remove FOLDER]... -- COMMAND ...`.
 It becomes the reaper of every descendant, however many sessions they open (torchrun gives each
 rank one of its own, so killing torchrun's process group leaves the ranks alive). It ends all of
 them when the command ends, when the tuner closes its end of stdin or dies, or on SIGTERM; in the
@@ -116,14 +116,14 @@ def command_of(pid: int) -> bytes:
 def main() -> int:
     split = sys.argv.index("--")
     given, command = sys.argv[1:split], sys.argv[split + 1 :]
-    options = dict(zip(given[::2], given[1::2]))  # noqa: B905
+    options = list(zip(given[::2], given[1::2]))  # noqa: B905
     adopt_orphans()
     asked_to_stop: list[int] = []
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, _frame: asked_to_stop.append(number))
     try:
-        with open(options.get("--input", os.devnull), "rb") as given_input:
+        with open(dict(options).get("--input", os.devnull), "rb") as given_input:
             child = subprocess.Popen(command, stdin=given_input, preexec_fn=_default_signals)
     except OSError as error:
         print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
@@ -134,8 +134,9 @@ def main() -> int:
             break  # the tuner is gone, or wants this launch to end
     end_descendants()
     if code is None:
-        if "--remove" in options:
-            shutil.rmtree(options["--remove"], ignore_errors=True)
+        for name, folder in options:
+            if name == "--remove":
+                shutil.rmtree(folder, ignore_errors=True)
         return 137
     return 128 - code if code < 0 else code
 
