@@ -211,6 +211,7 @@ def rows_of(cli: Cli) -> list[dict[str, Any]]:
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_a_recording_has_points_of_several_environments_and_repeats(cli: Cli) -> None:
     process = begin(cli, "--minutes", "5", "--repeats", "3", "--repeat-launches", "2")
     out, err = process.communicate(timeout=300)

@@ -37,12 +37,13 @@ SMALL = {
 }
 
 
+# that take longest to import
+FRAMEWORKS = ("train_lightning.py", "train_hf_trainer.py")
+
+
 @pytest.mark.parametrize(
     "example",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name == "train_lightning.py" else ())
-        for name in SMALL
-    ],
+    [pytest.param(name, marks=pytest.mark.slow if name in FRAMEWORKS else ()) for name in SMALL],
 )
 def test_an_example_is_searched(cli: Cli, example: str) -> None:
     given = [str(EXAMPLES / example), *SMALL[example], "--batch-size", "{batch_size}"]

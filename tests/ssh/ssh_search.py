@@ -66,4 +66,4 @@ class Search(NodesSearch):
     def assert_nothing_left(self) -> None:
         """Neither processes nor the folders of agents."""
         super().assert_nothing_left()
-        wait_for(lambda: [*self.folders(0), *self.folders(1)] == [], "folders to go", 5)
+        wait_for(lambda: [*self.folders(0), *self.folders(1)] == [], "folders to go", 20)

@@ -28,6 +28,7 @@ def test_a_whole_search_over_two_nodes(search: Search, launcher: str, ranks: int
     search.check_a_whole_search(launcher, ranks)
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_on_another_node_is_asked_where(search: Search) -> None:
     search.check_faults_of_the_other_node(WARM, ["hang"])
 

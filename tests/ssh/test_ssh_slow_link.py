@@ -57,7 +57,7 @@ def test_over_a_slow_link_small_buckets_win(slow: Search) -> None:
     run = slow.run(*JOB, "--trials", "2", "--confirm-launches", "0", launcher="ssh", **CORE)
     assert run.returncode == 0, run.stderr
     found = {m["configuration"]["bucket_cap_mb"]: m["value"] for m in slow.measurements()}
-    assert found[SMALL] > 1.25 * found[None], run.stderr
+    assert found[SMALL] > 1.1 * found[None], run.stderr  # 1.6 to 1.8 times, by one launch of each
     slow.assert_nothing_left()
 
 
