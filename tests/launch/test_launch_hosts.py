@@ -92,6 +92,15 @@ def test_the_first_that_can_be_bound_is_this_machine(environ: dict[str, str]) ->
     assert found.names == ("127.0.0.3", "127.0.0.4") and found.ssh == ("ssh", "-F", "a b")
 
 
+@pytest.mark.parametrize("visible", ["GPU-8f1c", "0, MIG-9a"])
+def test_gpus_of_one_machine_alone_are_refused(environ: dict[str, str], visible: str) -> None:
+    environ["CUDA_VISIBLE_DEVICES"] = visible
+    with pytest.raises(UsageError, match="(GPU-8f1c|MIG-9a) is on one machine alone; give"):
+        find_hosts(Hosts(("127.0.0.3", "127.0.0.4")), "ssh", environ)
+    environ["CUDA_VISIBLE_DEVICES"] = "0,1"
+    find_hosts(Hosts(("127.0.0.3", "127.0.0.4")), "ssh", environ)
+
+
 def test_an_ssh_that_is_not_there_is_told(environ: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="--ssh: /nowhere/ssh does not work"):
         find_hosts(Hosts(("127.0.0.1",)), "/nowhere/ssh", environ)

@@ -16,9 +16,11 @@ import pytest
 
 from nccltune.errors import UsageError
 from nccltune.launch.cluster import Command, Node
-from nccltune.launch.ssh import _ARRIVE, SshHosts, _advice, _given, travelling
+from nccltune.launch.ssh import _ARRIVE, SshHosts, _advice, _given, held_there, travelling
+from nccltune.nccl.site import MULTICAST_OFF
 from nccltune.worker import arrive
 from nccltune.worker.owners import OWNER, TUNER
+from nccltune.worker.status import HELD
 
 NODES = (Node("here", "10.0.0.1", "here"), Node("there", "10.0.0.2", "there"))
 HOSTS = SshHosts(NODES, 0, ("ssh", "-F", "x y"))
@@ -50,7 +52,8 @@ def told(tmp_path: Path) -> dict[str, Any]:
         "folder": f"/tmp/nccltune-{uuid.uuid4().hex}-1",
         "files": {_ARRIVE: Path(arrive.__file__).read_text(), "worker/a/b.py": "text of ä\n"},
         "environment": {"ODD": "a 'b' \"c\" $d \\ \n e", "NCCLTUNE_STEP_TOKEN": "secret"},
-        "held": ["NCCL_NVLS_ENABLE"],
+        "held": [],
+        "held_as": HELD,
         "network": "NETWORK",
         "owner": "me.1/2",
         "address": "10.0.0.1:5",
@@ -84,22 +87,60 @@ def test_a_node_runs_what_it_is_told_whatever_the_login_shell(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_node_that_has_multicast_off_keeps_it_off(told: dict[str, Any]) -> None:
-    told["environment"]["NCCL_NVLS_ENABLE"] = "1"
-    seen = []
-    for own in ({}, {"NCCL_NVLS_ENABLE": "0"}):
-        try:
-            done = subprocess.run(
-                HOSTS.argv(0, sys.executable),
-                input=_given(told),
-                env={name: v for name, v in os.environ.items() if name != "NCCL_NVLS_ENABLE"} | own,
-                stdout=subprocess.PIPE,
-                check=True,
-            )
-        finally:
-            shutil.rmtree(told["folder"], ignore_errors=True)
-        seen.append(json.loads(done.stdout)[2]["NCCL_NVLS_ENABLE"])
-    assert seen == ["1", "0"]
+def there(
+    told: dict[str, Any], tuners: dict[str, str], nodes: dict[str, str], show: str = SHOW
+) -> dict[str, str]:
+    """The environment of a node whose login has `nodes`."""
+    told |= {"environment": tuners, "held": held_there(tuners)}
+    told["argv"] = [sys.executable, "-c", show]
+    own = {name: value for name, value in os.environ.items() if name not in {*tuners, *nodes}}
+    try:
+        done = subprocess.run(
+            HOSTS.argv(0, sys.executable),
+            input=_given(told),
+            env={**own, **nodes},
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+    finally:
+        shutil.rmtree(told["folder"], ignore_errors=True)
+    found: dict[str, str] = json.loads(done.stdout)[2]
+    return found
+
+
+OTHER = {
+    "NCCL_NVLS_ENABLE": "2",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "0",
+    "NVSHMEM_DISABLE_NVLS": "no",
+}
+
+
+@pytest.mark.parametrize(
+    ("tuners", "nodes"),
+    [(MULTICAST_OFF, OTHER), (OTHER, MULTICAST_OFF), (MULTICAST_OFF, {}), ({}, MULTICAST_OFF)],
+)
+def test_multicast_is_off_where_either_side_has_it_off(
+    told: dict[str, Any], tuners: dict[str, str], nodes: dict[str, str]
+) -> None:
+    found = there(told, dict(tuners), dict(nodes))
+    assert {name: found[name] for name in MULTICAST_OFF} == MULTICAST_OFF
+
+
+def test_a_trial_does_not_change_what_keeps_multicast_off_on_a_node(told: dict[str, Any]) -> None:
+    """Ranks of a warm host get the trial's variables later than the host its own."""
+    trial = f"from nccltune.worker.rank import take_over; take_over({OTHER})\n"
+    found = there(told, {}, dict(MULTICAST_OFF), trial + SHOW)
+    assert {name: found[name] for name in MULTICAST_OFF} == MULTICAST_OFF
+    found = there(told, {}, {}, trial + SHOW)
+    assert {name: found[name] for name in MULTICAST_OFF} == OTHER
+
+
+def test_names_of_a_nodes_own_stay_and_the_tuners_go_where_there_are_none(
+    told: dict[str, Any],
+) -> None:
+    tuners = {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_IB_HCA": "mlx5_0", "NCCL_ALGO": "Ring"}
+    found = there(told, tuners, {"NCCL_SOCKET_IFNAME": "ens3", "NCCL_ALGO": "Tree"})
+    assert found.items() >= {**tuners, "NCCL_SOCKET_IFNAME": "ens3"}.items()
 
 
 def test_where_it_cannot_start_nothing_is_left(told: dict[str, Any]) -> None:
@@ -121,6 +162,7 @@ def test_where_it_cannot_start_nothing_is_left(told: dict[str, Any]) -> None:
 def test_what_belongs_to_the_machine_stays_here() -> None:
     go = {"NCCL_ALGO": "Ring", "LD_LIBRARY_PATH": "/x", "PATH": "/bin", "MY_DATA": "1", "TERMS": ""}
     stay = {"HOME": "/root", "SSH_AUTH_SOCK": "/s", "TMPDIR": "/t", "SLURM_JOB_ID": "1", "PWD": "/"}
+    stay["NCCL_HOSTID"] = "a"
     assert travelling({**go, **stay}) == go
 
 

@@ -92,6 +92,7 @@ def find_hosts(hosts: Hosts, ssh: str, environ: Mapping[str, str]) -> SshHosts:
         raise UsageError(f"--ssh {ssh}: {error}") from error
     if not words:
         raise UsageError("--ssh: give the command, as in --ssh 'ssh -F FILE'")
+    _check_gpus(environ.get("CUDA_VISIBLE_DEVICES", ""), len(hosts.names))
     nodes = tuple(Node(name, _address(name, words, environ), name) for name in hosts.names)
     _check_addresses(nodes)
     here = next((at for at, node in enumerate(nodes) if _is_here(node.address)), None)
@@ -102,6 +103,16 @@ def find_hosts(hosts: Hosts, ssh: str, environ: Mapping[str, str]) -> SshHosts:
             "command there"
         )
     return SshHosts(nodes, here, words, dict(environ))
+
+
+def _check_gpus(visible: str, nodes: int) -> None:
+    """Raises UsageError for GPUs that only this machine has; numbers mean the same on each."""
+    named = [word for word in visible.split(",") if word.strip().startswith(("GPU-", "MIG-"))]
+    if named and nodes > 1:
+        raise UsageError(
+            f"CUDA_VISIBLE_DEVICES: {named[0].strip()} is on one machine alone; give GPUs by their "
+            "numbers, as in CUDA_VISIBLE_DEVICES=0,1, which then are those of every node"
+        )
 
 
 def _address(name: str, ssh: Sequence[str], environ: Mapping[str, str]) -> str:

@@ -25,11 +25,12 @@ from nccltune.launch.diagnosis import read_end
 from nccltune.launch.leftovers import TAG, own_folder
 from nccltune.launch.plan import LaunchPlan
 from nccltune.launch.supervised import Supervised
-from nccltune.nccl.site import MULTICAST_OFF
+from nccltune.nccl.site import MULTICAST_OFF, protects_multicast
+from nccltune.worker.agreement import MAY_DIFFER
 from nccltune.worker.log_sender import LOGS
 from nccltune.worker.look import NETWORK
 from nccltune.worker.node import ADDRESS, ADDRESS_HERE, FOLDER
-from nccltune.worker.status import NODE, NODE_NAME
+from nccltune.worker.status import HELD, NODE, NODE_NAME
 
 FOLDERS = re.compile(r"/tmp/nccltune-[0-9a-f]{32}-\d+")
 """The private folders of agents, by path."""
@@ -49,6 +50,7 @@ _STAY = frozenset(
     {
         *("HOME", "USER", "LOGNAME", "SHELL", "SHLVL", "PWD", "OLDPWD", "_", "MAIL", "TERM"),
         *("HOSTNAME", "HOST", "TMPDIR", "TMP", "TEMP", "DISPLAY", "XAUTHORITY", "COLORTERM"),
+        "NCCL_HOSTID",  # nodes with the same one would be one machine for NCCL
     }
 )
 _STAY_TOO = (
@@ -137,7 +139,8 @@ class _Connections(Task):
                 name: self.there(at, value)
                 for name, value in {**travelling(command.env), **own}.items()
             },
-            "held": sorted(MULTICAST_OFF),  # a node without multicast stays one
+            "held": held_there(command.env),
+            "held_as": HELD,
             "owner": command.env[TAG],
             "address": command.env[ADDRESS],
             "network": NETWORK,
@@ -215,6 +218,14 @@ def travelling(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if name not in _STAY and not name.startswith(_STAY_TOO)
     }
+
+
+def held_there(environ: Mapping[str, str]) -> list[str]:
+    """What stays as a node's login has set it: names of its own network and files, and what keeps
+    NVLink multicast off, unless it is here that this is set: off on either side is off.
+    """
+    off = [n for n in MULTICAST_OFF if not protects_multicast(n, environ.get(n, ""))]
+    return sorted({*off, *MAY_DIFFER, "GLOO_SOCKET_IFNAME"})
 
 
 def _advice(words: str, node: Node, python: str) -> str:
