@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,7 +88,23 @@ def test_addresses_are_those_of_sshs_own_settings(environ: dict[str, str]) -> No
         find_hosts(Hosts(("192.0.2.9", "other")), "ssh", environ)
 
 
-def test_the_first_that_can_be_bound_is_this_machine(environ: dict[str, str]) -> None:
+def test_an_address_that_could_be_bound_may_be_another_machines() -> None:
+    bind = (
+        "import socket; socket.socket().bind(('192.0.2.7', 0)); from nccltune.launch import hosts"
+    )
+    shown = f"{bind}; print([hosts._is_here(a) for a in ('192.0.2.7', '127.0.0.1', '127.0.0.2')])"
+    setting = "echo 1 > /proc/sys/net/ipv4/ip_nonlocal_bind && ip link set lo up || exit 77"
+    apart = ["unshare", "-rn", "sh", "-c", f'{setting}; exec "$0" -c "$1"', sys.executable, shown]
+    try:
+        done = subprocess.run(apart, capture_output=True, text=True, timeout=60, check=False)
+    except FileNotFoundError:
+        pytest.skip("no unshare here")
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip(f"no network of its own here: {done.stderr}")
+    assert done.stdout == "[False, True, True]\n", done.stderr
+
+
+def test_the_first_that_is_here_is_this_machine(environ: dict[str, str]) -> None:
     found = find_hosts(Hosts(("127.0.0.3", "127.0.0.4")), "ssh -F 'a b'", environ)
     assert found.here == 0 and found.own_address == "127.0.0.3"
     assert found.names == ("127.0.0.3", "127.0.0.4") and found.ssh == ("ssh", "-F", "a b")

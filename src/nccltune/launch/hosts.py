@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import re
 import shlex
@@ -15,6 +14,7 @@ from pathlib import Path
 from nccltune.errors import UsageError
 from nccltune.launch.cluster import Node
 from nccltune.launch.ssh import SshHosts
+from nccltune.worker.interfaces import interface_of
 
 # [USER@]HOST: what ssh and no shell could take for anything else.
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -168,7 +168,5 @@ def _check_addresses(nodes: Sequence[Node]) -> None:
 
 
 def _is_here(address: str) -> bool:
-    with socket.socket() as probe, contextlib.suppress(OSError):
-        probe.bind((address, 0))
-        return True
-    return False
+    """Not by binding it, which a machine may allow for every address (ip_nonlocal_bind)."""
+    return interface_of(address) is not None
