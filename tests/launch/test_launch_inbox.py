@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import math
 import os
 import socket
 import threading
@@ -187,6 +188,17 @@ def piece(**changed: Any) -> dict[str, Any]:
         {"offset": 5},
         {"offset": -1},
         {"offset": "x"},
+        {"offset": math.inf},
+        {"offset": math.nan},
+        {"offset": 0.0},
+        {"offset": False},
+        {"offset": 1 << 70},
+        {"offset": None},
+        {"number": math.inf},
+        {"number": {}},
+        {"name": ["a"]},
+        {"data": ["a"]},
+        {"data": "ä"},
         {"data": "no base64!"},
         {"data": 7},
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,16 +10,22 @@ import stat
 import subprocess
 import sys
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from nccltune.errors import UsageError
+from nccltune.launch import ssh
 from nccltune.launch.cluster import Command, Node
+from nccltune.launch.leftovers import TAG, new_tag
 from nccltune.launch.ssh import _ARRIVE, SshHosts, _advice, _given, held_there, travelling
+from nccltune.launch.supervised import Supervised
 from nccltune.nccl.site import MULTICAST_OFF
 from nccltune.worker import arrive
+from nccltune.worker.node import ADDRESS
 from nccltune.worker.owners import OWNER, TUNER
 from nccltune.worker.status import HELD
 
@@ -141,6 +148,60 @@ def test_names_of_a_nodes_own_stay_and_the_tuners_go_where_there_are_none(
     tuners = {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_IB_HCA": "mlx5_0", "NCCL_ALGO": "Ring"}
     found = there(told, tuners, {"NCCL_SOCKET_IFNAME": "ens3", "NCCL_ALGO": "Tree"})
     assert found.items() >= {**tuners, "NCCL_SOCKET_IFNAME": "ens3"}.items()
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Command:
+    (tmp_path / "nccltune/worker").mkdir(parents=True)
+    shutil.copy(arrive.__file__, tmp_path / "nccltune/worker")
+    env = {**os.environ, TAG: new_tag(), ADDRESS: "127.0.0.1:1", "MY_MARK": uuid.uuid4().hex}
+    return Command("name", sys.executable, ("-c", "import time; time.sleep(600)"), env, tmp_path)
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def marked(mark: str) -> list[int]:
+    """Processes with it in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get("MY_MARK") == mark:
+                found.append(process.pid)
+    return found
+
+
+def test_what_was_started_ends_where_the_next_cannot_be_started(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, log = tmp_path / "own", tmp_path / "log"
+    started: list[Supervised] = []
+    monkeypatch.setattr(ssh, "own_folder", lambda: made(folder))
+
+    class Second(Supervised):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            if started:
+                raise OSError(11, "Resource temporarily unavailable")
+            super().__init__(*given, **named)
+            started.append(self)
+
+    monkeypatch.setattr(ssh, "Supervised", Second)
+    with pytest.raises(OSError, match="temporarily unavailable"):
+        HOSTS.start(command, log)
+    assert len(started) == 1 and started[0].poll() is not None
+    assert marked(command.env["MY_MARK"]) == [] and not folder.exists()
+
+
+def test_nothing_is_started_where_one_would_be_refused(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "own"
+    monkeypatch.setattr(ssh, "own_folder", lambda: made(folder))
+    with pytest.raises(UsageError, match="shells do not agree on"):
+        HOSTS.start(replace(command, python="/opt/it's/python"), tmp_path / "log")
+    assert not folder.exists() and (tmp_path / "log").read_text() == ""
 
 
 def test_where_it_cannot_start_nothing_is_left(told: dict[str, Any]) -> None:

@@ -93,7 +93,7 @@ def find_hosts(hosts: Hosts, ssh: str, environ: Mapping[str, str]) -> SshHosts:
     if not words:
         raise UsageError("--ssh: give the command, as in --ssh 'ssh -F FILE'")
     _check_gpus(environ.get("CUDA_VISIBLE_DEVICES", ""), len(hosts.names))
-    nodes = tuple(Node(name, _address(name, words, environ), name) for name in hosts.names)
+    nodes = tuple(_node(name, words, environ) for name in hosts.names)
     _check_addresses(nodes)
     here = next((at for at, node in enumerate(nodes) if _is_here(node.address)), None)
     if here is None:
@@ -115,8 +115,8 @@ def _check_gpus(visible: str, nodes: int) -> None:
         )
 
 
-def _address(name: str, ssh: Sequence[str], environ: Mapping[str, str]) -> str:
-    """The IPv4 address of a host, by the name that ssh's configuration gives it."""
+def _node(name: str, ssh: Sequence[str], environ: Mapping[str, str]) -> Node:
+    """With the IPv4 address of the host, by the name that ssh's configuration gives it."""
     host = _configured(name, ssh, environ)
     try:
         found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
@@ -124,7 +124,7 @@ def _address(name: str, ssh: Sequence[str], environ: Mapping[str, str]) -> str:
         raise UsageError(
             f"--hosts: {host} has no address here ({error.strerror}); give the address itself"
         ) from error
-    return str(found[0][4][0])
+    return Node(name, str(found[0][4][0]), host)
 
 
 def _configured(name: str, ssh: Sequence[str], environ: Mapping[str, str]) -> str:

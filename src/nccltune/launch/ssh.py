@@ -90,7 +90,7 @@ class SshHosts(Cluster):
         options = [word for option in _OPTIONS for word in ("-o", option)]
         # in single quotes, as every shell has them, csh and fish too
         there = f"exec '{python}' -I -S -c '{_READ}'"
-        return (*self.ssh, *options, self.nodes[at].host, there)
+        return (*self.ssh, *options, self.nodes[at].name, there)
 
     def worker_there(self, worker_path: Path) -> Path:
         return Path(_THERE, _FILES)
@@ -108,16 +108,24 @@ class _Connections(Task):
         self._said: list[str] | None = None
         name = secrets.token_hex(16)
         self._places = [f"/tmp/nccltune-{name}-{at}" for at in range(len(hosts.nodes))]
-        files = _files(command.worker_path)
+        self._parts: list[Supervised] = []
+        try:
+            self._start(command)
+        except BaseException:
+            self.end()
+            raise
+
+    def _start(self, command: Command) -> None:
+        """Nothing is started where the words of one would be refused."""
+        hosts, files = self._hosts, _files(command.worker_path)
+        argvs = [hosts.argv(at, command.python) for at in range(len(hosts.nodes))]
         tag = {TAG: command.env[TAG]}
         secret = self._folder / "in"  # has tokens: gone with the first part that is ended
         secret.mkdir()
-        self._parts = []
-        for at in range(len(hosts.nodes)):
+        for at, argv in enumerate(argvs):
             given = secret / str(at)
             given.write_bytes(_given(self._told(at, command, files)))
             env = command.env if at == hosts.here else {**hosts.environ, **tag}
-            argv = hosts.argv(at, command.python)
             out = self._folder / f"{at}.log"
             # an agent here can be ended before it has removed its own
             gone = [secret, *([Path(self._places[at])] if at == hosts.here else [])]
@@ -230,7 +238,7 @@ def held_there(environ: Mapping[str, str]) -> list[str]:
 
 def _advice(words: str, node: Node, python: str) -> str:
     """What to do about what ssh said."""
-    ssh = f"ssh {shlex.quote(node.host)} true"
+    ssh = f"ssh {shlex.quote(node.name)} true"
     if "Host key verification failed" in words:
         return (
             f" (its host key is not known here, or has changed: `{ssh}` shows it; accept it first)"
