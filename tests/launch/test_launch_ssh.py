@@ -47,6 +47,30 @@ def test_what_ssh_is_told() -> None:
     assert HOSTS.argv(0, "/opt/python")[0] == "/opt/python", "our own node needs no ssh"
 
 
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh here")
+def test_options_of_the_users_that_would_keep_a_node_from_its_orders_do_not_count(
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "config"
+    config.write_text(
+        "Host *\n IgnoreUnknown UseKeychain\n UseKeychain yes\n StdinNull yes\n SessionType none\n"
+        " ForkAfterAuthentication yes\n ControlMaster auto\n ControlPath /tmp/%C\n User me\n"
+    )
+    words = SshHosts(NODES, 0, ("ssh", "-F", str(config))).argv(1, "/opt/python")
+    asked = [*words[:-2], "-o", "OfANewerSsh=yes", "-G", words[-2]]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    told = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+    assert (told["user"], told["controlmaster"]) == ("me", "false")
+    assert told.get("controlpath", "none") == "none"
+    for name, value in {
+        "stdinnull": "no",
+        "sessiontype": "default",
+        "forkafterauthentication": "no",
+    }.items():
+        assert told.get(name, value) == value
+
+
 @pytest.mark.parametrize("python", ["/a'b/python", "/a\\b/python", "/a!b/python", "/a\nb/python"])
 def test_a_path_that_shells_do_not_agree_on_is_refused(python: str) -> None:
     with pytest.raises(UsageError, match="characters that shells do not agree on"):
@@ -140,6 +164,17 @@ def test_a_trial_does_not_change_what_keeps_multicast_off_on_a_node(told: dict[s
     assert {name: found[name] for name in MULTICAST_OFF} == MULTICAST_OFF
     found = there(told, {}, {}, trial + SHOW)
     assert {name: found[name] for name in MULTICAST_OFF} == OTHER
+
+
+def test_where_our_folder_is_not_there_a_node_works_in_its_own(
+    told: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    for place in ("nowhere", "file"):
+        told["cwd"] = str(tmp_path / place)
+        assert there(told, {}, {}, SHOW.replace("dict(os.environ)", "{'at': os.getcwd()}")) == {
+            "at": told["folder"]
+        }
 
 
 def test_names_of_a_nodes_own_stay_and_the_tuners_go_where_there_are_none(

@@ -41,9 +41,13 @@ _ARRIVE = f"{_FILES}/nccltune/worker/arrive.py"
 _READ = "import sys; i = sys.stdin.buffer; exec(i.read(int(i.readline())))"
 # The first value that ssh finds counts: the user's own words (--ssh) come before these, and
 # ~/.ssh/config after them. Host keys are checked as it says, and never less.
+# Options that an older ssh does not know are left out (`ssh -G` was asked without this before, so
+# a slip in ~/.ssh/config has been told).
 _OPTIONS = (
+    "IgnoreUnknown=*",
     *("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=10", "ServerAliveCountMax=3"),
     *("RequestTTY=no", "RemoteCommand=none", "ControlMaster=no", "ClearAllForwardings=yes"),
+    *("ControlPath=none", "StdinNull=no", "SessionType=default", "ForkAfterAuthentication=no"),
 )
 # Of the login, the machine, or another scheduler: what is there counts.
 _STAY = frozenset(

@@ -38,7 +38,10 @@ def arrive(stream: BinaryIO) -> None:
         os.environ.update({n: v for n, v in told["environment"].items() if n not in held})
         os.environ[told["held_as"]] = ",".join(sorted(held))
         os.environ[told["network"]] = network
-        os.chdir(told["cwd"] if os.path.isdir(told["cwd"]) else folder)
+        try:
+            os.chdir(told["cwd"])
+        except OSError:  # not there, or not for us
+            os.chdir(folder)
         os.execv(told["argv"][0], told["argv"])
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
