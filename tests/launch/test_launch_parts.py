@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 import uuid
 from pathlib import Path
 
-import psutil
 import pytest
 
+from marked import processes_with
 from nccltune.errors import UsageError
 from nccltune.launch import step
 from nccltune.launch.cluster import Node
@@ -70,15 +69,6 @@ def test_tuners_that_were_started_end_where_the_next_cannot_be(
     with pytest.raises(OSError, match="No space left"):
         Followers(divide(allocation(3), 3), ("true",), environ, tmp_path, log_of, StopFlag())
     assert processes_with(mark) == []
-
-
-def processes_with(mark: str) -> list[int]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get("MY_MARK") == mark:
-                found.append(process.pid)
-    return found
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -14,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
+from marked import processes_with
 from nccltune.errors import UsageError
 from nccltune.launch import ssh
 from nccltune.launch.cluster import Command, Node
@@ -27,7 +26,7 @@ from nccltune.nccl.site import MULTICAST_OFF
 from nccltune.worker import arrive
 from nccltune.worker.node import ADDRESS
 from nccltune.worker.owners import OWNER, TUNER
-from nccltune.worker.status import HELD
+from nccltune.worker.status import KEPT
 
 NODES = (Node("here", "10.0.0.1", "here"), Node("there", "10.0.0.2", "there"))
 HOSTS = SshHosts(NODES, 0, ("ssh", "-F", "x y"))
@@ -84,7 +83,8 @@ def told(tmp_path: Path) -> dict[str, Any]:
         "files": {_ARRIVE: Path(arrive.__file__).read_text(), "worker/a/b.py": "text of ä\n"},
         "environment": {"ODD": "a 'b' \"c\" $d \\ \n e", "NCCLTUNE_STEP_TOKEN": "secret"},
         "held": [],
-        "held_as": HELD,
+        "kept": [],
+        "kept_as": KEPT,
         "network": "NETWORK",
         "owner": "me.1/2",
         "address": "10.0.0.1:5",
@@ -119,17 +119,21 @@ def test_a_node_runs_what_it_is_told_whatever_the_login_shell(
 
 
 def there(
-    told: dict[str, Any], tuners: dict[str, str], nodes: dict[str, str], show: str = SHOW
+    told: dict[str, Any],
+    tuners: dict[str, str],
+    nodes: dict[str, str],
+    show: str = SHOW,
+    own: dict[str, str] | None = None,
 ) -> dict[str, str]:
-    """The environment of a node whose login has `nodes`."""
-    told |= {"environment": tuners, "held": held_there(tuners)}
+    """The environment of a node whose login has `nodes`; `own`: without what is a trial's."""
+    told |= {"environment": tuners, **held_there(tuners, tuners if own is None else own)}
     told["argv"] = [sys.executable, "-c", show]
-    own = {name: value for name, value in os.environ.items() if name not in {*tuners, *nodes}}
+    ours = {name: value for name, value in os.environ.items() if name not in {*tuners, *nodes}}
     try:
         done = subprocess.run(
             HOSTS.argv(0, sys.executable),
             input=_given(told),
-            env={**own, **nodes},
+            env={**ours, **nodes},
             stdout=subprocess.PIPE,
             check=True,
         )
@@ -183,6 +187,8 @@ def test_names_of_a_nodes_own_stay_and_the_tuners_go_where_there_are_none(
     tuners = {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_IB_HCA": "mlx5_0", "NCCL_ALGO": "Ring"}
     found = there(told, tuners, {"NCCL_SOCKET_IFNAME": "ens3", "NCCL_ALGO": "Tree"})
     assert found.items() >= {**tuners, "NCCL_SOCKET_IFNAME": "ens3"}.items()
+    found = there(told, tuners, {"NCCL_SOCKET_IFNAME": "ens3"}, own={"NCCL_IB_HCA": "mlx5_0"})
+    assert found.items() >= tuners.items(), "what a trial has set is measured"
 
 
 @pytest.fixture
@@ -196,16 +202,6 @@ def command(tmp_path: Path) -> Command:
 def made(folder: Path) -> Path:
     folder.mkdir()
     return folder
-
-
-def marked(mark: str) -> list[int]:
-    """Processes with it in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get("MY_MARK") == mark:
-                found.append(process.pid)
-    return found
 
 
 def test_what_was_started_ends_where_the_next_cannot_be_started(
@@ -226,7 +222,7 @@ def test_what_was_started_ends_where_the_next_cannot_be_started(
     with pytest.raises(OSError, match="temporarily unavailable"):
         HOSTS.start(command, log)
     assert len(started) == 1 and started[0].poll() is not None
-    assert marked(command.env["MY_MARK"]) == [] and not folder.exists()
+    assert processes_with(command.env["MY_MARK"]) == [] and not folder.exists()
 
 
 def test_nothing_is_started_where_one_would_be_refused(

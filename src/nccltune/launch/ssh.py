@@ -30,7 +30,7 @@ from nccltune.worker.agreement import MAY_DIFFER
 from nccltune.worker.log_sender import LOGS
 from nccltune.worker.look import NETWORK
 from nccltune.worker.node import ADDRESS, ADDRESS_HERE, FOLDER
-from nccltune.worker.status import HELD, NODE, NODE_NAME
+from nccltune.worker.status import KEPT, NODE, NODE_NAME
 
 FOLDERS = re.compile(r"/tmp/nccltune-[0-9a-f]{32}-\d+")
 """The private folders of agents, by path."""
@@ -151,8 +151,7 @@ class _Connections(Task):
                 name: self.there(at, value)
                 for name, value in {**travelling(command.env), **own}.items()
             },
-            "held": held_there(command.env),
-            "held_as": HELD,
+            **held_there(command.env, self._hosts.environ),
             "owner": command.env[TAG],
             "address": command.env[ADDRESS],
             "network": NETWORK,
@@ -232,12 +231,14 @@ def travelling(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def held_there(environ: Mapping[str, str]) -> list[str]:
-    """What stays as a node's login has set it: names of its own network and files, and what keeps
-    NVLink multicast off, unless it is here that this is set: off on either side is off.
+def held_there(environ: Mapping[str, str], tuners: Mapping[str, str]) -> dict[str, Any]:
+    """What stays as a node's login has set it, for `arrive`: names of its own network and files,
+    where a launch with `environ` has them as the tuner and a trial has none; and what keeps NVLink
+    multicast off, unless `environ` has it so: off on either side is off.
     """
-    off = [n for n in MULTICAST_OFF if not protects_multicast(n, environ.get(n, ""))]
-    return sorted({*off, *MAY_DIFFER, "GLOO_SOCKET_IFNAME"})
+    kept = [n for n in MULTICAST_OFF if not protects_multicast(n, environ.get(n, ""))]
+    own = [n for n in (*MAY_DIFFER, "GLOO_SOCKET_IFNAME") if environ.get(n) == tuners.get(n)]
+    return {"held": sorted({*kept, *own}), "kept": sorted(kept), "kept_as": KEPT}
 
 
 def _advice(words: str, node: Node, python: str) -> str:

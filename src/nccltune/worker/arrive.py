@@ -3,8 +3,8 @@
 The tuner has the node's Python read this file from its stdin and run it, since nothing of nccltune
 is there yet; so it is standard library only and stands alone. After it comes one line of JSON:
 `folder` (made here, private, marked as ours), `files` (text by path below it), `environment`,
-`held` (names in it that stay as the node's own login has set them; `held_as`, a variable that tells
-ranks which these are), `owner` and `address` (of the
+`held` (names in it that stay as the node's own login has set them; those in `kept` for every trial,
+and the variable `kept_as` tells ranks which these are), `owner` and `address` (of the
 tuner, for whoever finds the folder later), `network` (a variable for the network namespace, in
 which alone that address is the tuner's), `cwd` and `argv`.
 """
@@ -36,7 +36,7 @@ def arrive(stream: BinaryIO) -> None:
                 opened.write(text)
         held = {name for name in told["held"] if name in os.environ}
         os.environ.update({n: v for n, v in told["environment"].items() if n not in held})
-        os.environ[told["held_as"]] = ",".join(sorted(held))
+        os.environ[told["kept_as"]] = ",".join(sorted(held & set(told["kept"])))
         os.environ[told["network"]] = network
         try:
             os.chdir(told["cwd"])

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from nccltune.worker.hosts import take_host
-from nccltune.worker.status import HELD, LOG_DIR, Status
+from nccltune.worker.status import KEPT, LOG_DIR, Status
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # torch/distributed/elastic/multiprocessing/api.py
 
@@ -48,9 +48,9 @@ def run_in_host(environment: Mapping[str, str]) -> None:
 
 
 def take_over(environment: Mapping[str, str]) -> None:
-    """Set these variables, but for those that are the node's own."""
-    held = os.environ.get(HELD, "").split(",")
-    os.environ.update({name: value for name, value in environment.items() if name not in held})
+    """Set these variables, but for what keeps multicast off on this node."""
+    kept = os.environ.get(KEPT, "").split(",")
+    os.environ.update({name: value for name, value in environment.items() if name not in kept})
 
 
 def run_script_in_host(environment: Mapping[str, str], script: Mapping[str, Any]) -> None:
