@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from nccltune.cli.nodes import _node_words
 from nccltune.errors import UsageError
 from nccltune.launch.cluster import Node
 from nccltune.launch.hosts import Hosts, _check_addresses, find_hosts, read_hosts
+from nccltune.launch.ssh import SshHosts
 
 
 def test_hosts_are_a_list_or_a_file(tmp_path: Path) -> None:
@@ -75,6 +79,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
     program.write_text(
         "#!/bin/sh\n"
         'for host; do :; done\n[ "$host" = other ] && host=192.0.2.7\n'
+        '[ "$host" = me@127.0.0.4 ] && host=127.0.0.4\n'
         'echo "user me"; echo "hostname $host"; echo "port 22"\n'
     )
     program.chmod(0o755)
@@ -86,10 +91,49 @@ def test_addresses_are_those_of_sshs_own_settings(environ: dict[str, str]) -> No
         find_hosts(Hosts(("192.0.2.9", "other")), "ssh", environ)
 
 
-def test_the_first_that_can_be_bound_is_this_machine(environ: dict[str, str]) -> None:
-    found = find_hosts(Hosts(("127.0.0.3", "127.0.0.4")), "ssh -F 'a b'", environ)
+def test_an_address_that_could_be_bound_may_be_another_machines() -> None:
+    bind = (
+        "import socket; socket.socket().bind(('192.0.2.7', 0)); from nccltune.launch import hosts"
+    )
+    shown = f"{bind}; print([hosts._is_here(a) for a in ('192.0.2.7', '127.0.0.1', '127.0.0.2')])"
+    setting = "echo 1 > /proc/sys/net/ipv4/ip_nonlocal_bind && ip link set lo up || exit 77"
+    apart = ["unshare", "-rn", "sh", "-c", f'{setting}; exec "$0" -c "$1"', sys.executable, shown]
+    try:
+        done = subprocess.run(apart, capture_output=True, text=True, timeout=60, check=False)
+    except FileNotFoundError:
+        pytest.skip("no unshare here")
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip(f"no network of its own here: {done.stderr}")
+    assert done.stdout == "[False, True, True]\n", done.stderr
+
+
+def test_the_first_that_is_here_is_this_machine(environ: dict[str, str]) -> None:
+    found = find_hosts(Hosts(("127.0.0.3", "me@127.0.0.4")), "ssh -F 'a b'", environ)
     assert found.here == 0 and found.own_address == "127.0.0.3"
-    assert found.names == ("127.0.0.3", "127.0.0.4") and found.ssh == ("ssh", "-F", "a b")
+    assert found.names == ("127.0.0.3", "me@127.0.0.4") and found.ssh == ("ssh", "-F", "a b")
+
+
+@pytest.mark.parametrize("visible", ["GPU-8f1c", "0, MIG-9a"])
+def test_gpus_of_one_machine_alone_are_refused(environ: dict[str, str], visible: str) -> None:
+    environ["CUDA_VISIBLE_DEVICES"] = visible
+    with pytest.raises(UsageError, match="(GPU-8f1c|MIG-9a) is on one machine alone; give"):
+        find_hosts(Hosts(("127.0.0.3", "127.0.0.4")), "ssh", environ)
+    environ["CUDA_VISIBLE_DEVICES"] = "0,1"
+    find_hosts(Hosts(("127.0.0.3", "127.0.0.4")), "ssh", environ)
+
+
+def test_what_sshs_messages_call_a_host_is_among_its_words(environ: dict[str, str]) -> None:
+    """Records have the node's number in their place."""
+    found = find_hosts(Hosts(("127.0.0.3", "me@127.0.0.4")), "ssh", environ)
+    assert found.argv(1, "/opt/python")[-2] == "me@127.0.0.4", "as the user has it"
+    words = _node_words(SshHosts((Node("a", "10.0.0.1", "a.in.net"), found.nodes[1]), 0))
+    assert words == {
+        "a": 0,
+        "10.0.0.1": 0,
+        "a.in.net": 0,
+        "me@127.0.0.4": 1,
+        "127.0.0.4": 1,
+    }
 
 
 def test_an_ssh_that_is_not_there_is_told(environ: dict[str, str]) -> None:

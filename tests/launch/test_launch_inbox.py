@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import math
+import os
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +32,25 @@ class Wire:
         self.there.mkdir(parents=True)
         self.here.mkdir()
         self.inbox.expect(7, self.here)
-        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 21)
-        self.sender = LogSender(folder, Channel(theirs))
+        self.now, self._channel = 0.0, Channel(theirs)
+        self.sender = LogSender(folder, self._channel, lambda: self.now)
 
     def look(self, *, whole: bool = True) -> int:
         """How many pieces came."""
-        self.sender.look(whole=whole)
+        looking = threading.Thread(target=self._look_there, args=(whole,))
+        looking.start()
         count = 0
-        while (message := self.peer.receive(0.0)) is not None:
+        while (message := self.peer.receive(60.0)) is not None and message["type"] == "file":
             self.inbox.take(1, message)
             count += 1
+        looking.join()
+        assert message is not None, "it has looked to the end"
         return count
+
+    def _look_there(self, whole: bool) -> None:
+        with contextlib.suppress(OSError):
+            self.sender.look(whole=whole)
+            self._channel.send("gathered")
 
     def came(self) -> dict[str, bytes]:
         return {file.name: file.read_bytes() for file in self.here.iterdir()}
@@ -80,10 +92,56 @@ def test_changes_are_sent_seldom_while_ranks_are_timed(wire: Wire) -> None:
     log = wire.there / "rank0.log"
     log.write_bytes(b"a")
     assert wire.look(whole=False) == 1
-    for number in range(50):
-        log.write_bytes(b"a" * number)
+    for number in range(9):
+        wire.now += 0.1
+        log.write_bytes(b"b" * number)
+        assert wire.look(whole=False) == 0
+    wire.now += 0.2
+    assert wire.look(whole=False) == 1
+    assert wire.came() == {"rank0.log": b"b" * 8}
+
+
+def test_a_long_log_takes_nothing_from_short_files(wire: Wire) -> None:
+    """Not even where it has used up what may be sent in a look."""
+    log, status = wire.there / "nccl.a.1.log", wire.there / "rank0.status"
+    log.write_bytes(b"a" * 12 * log_sender._PIECE)
+    for step in range(3):
+        status.write_text(f"measure|{step}|")
+        assert wire.look(whole=False) <= log_sender._AT_ONCE // log_sender._PIECE + 1
+        assert wire.came()["rank0.status"] == status.read_bytes()
+        wire.now += 1.5
+    came = wire.came()["nccl.a.1.log"]
+    assert came == b"a" * len(came) and 0 < len(came) <= 3 * log_sender._AT_ONCE
+    wire.look()
+    assert wire.came() == {"nccl.a.1.log": log.read_bytes(), "rank0.status": status.read_bytes()}
+
+
+def test_more_short_files_than_may_be_sent_in_a_look_come_whole(wire: Wire) -> None:
+    texts = {f"rank{at}.log": bytes([at]) * (log_sender._WHOLE - 5) for at in range(9)}
+    for name, text in texts.items():
+        (wire.there / name).write_bytes(text)
+    for _ in range(4):
         wire.look(whole=False)
-    assert wire.came() == {"rank0.log": b"a"}, "in less than a second"
+        assert all(texts[name] == text for name, text in wire.came().items())
+        wire.now += 0.3
+    assert wire.came() == texts
+
+
+def test_a_file_that_cannot_be_read_does_not_keep_the_others(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def failing(path: Path, *rest: int) -> int:
+        if path == wire.there / "rank0.log":  # root, as in containers, may read all there is
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *rest)
+
+    monkeypatch.setattr(os, "open", failing)
+    for rank in (0, 1):
+        (wire.there / f"rank{rank}.log").write_text("text")
+    wire.look()
+    assert wire.came() == {"rank1.log": b"text"}
 
 
 def test_of_a_file_that_is_too_long_begin_and_end_come(
@@ -130,6 +188,17 @@ def piece(**changed: Any) -> dict[str, Any]:
         {"offset": 5},
         {"offset": -1},
         {"offset": "x"},
+        {"offset": math.inf},
+        {"offset": math.nan},
+        {"offset": 0.0},
+        {"offset": False},
+        {"offset": 1 << 70},
+        {"offset": None},
+        {"number": math.inf},
+        {"number": {}},
+        {"name": ["a"]},
+        {"data": ["a"]},
+        {"data": "ä"},
         {"data": "no base64!"},
         {"data": 7},
     ],

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
+import uuid
 from pathlib import Path
 
 import pytest
 
+from marked import processes_with
 from nccltune.errors import UsageError
+from nccltune.launch import step
 from nccltune.launch.cluster import Node
-from nccltune.launch.parts import divide, tuner_argv
+from nccltune.launch.parts import Followers, divide, tuner_argv
 from nccltune.launch.slurm import Allocation, srun_argv
+from nccltune.launch.stopping import StopFlag
 
 
 def allocation(nodes: int, here: int = 0) -> Allocation:
@@ -40,6 +45,30 @@ def test_steps_of_a_part_are_on_its_nodes() -> None:
     started = tuner_argv(part, Path("worker"), "u.1/name", ("nccltune", "search"))
     assert {"--jobid=77", "--nodes=1", "--ntasks=1", "--nodelist=n2"} <= set(started)
     assert started[-3:] == ("--", "nccltune", "search")
+
+
+def test_tuners_that_were_started_end_where_the_next_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step, "_TASK_SECONDS", 0.1)
+    for name, does in {"srun": "exec /bin/sleep 600", "squeue": "exit 1", "scancel": ""}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    mark = uuid.uuid4().hex
+    environ = {"PATH": str(tmp_path), "MY_MARK": mark}
+
+    def log_of(number: int) -> Path:
+        if number == 3:
+            deadline = time.monotonic() + 60
+            while not processes_with(mark) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert processes_with(mark), "the first has begun"
+            raise OSError(28, "No space left on device")
+        return tmp_path / "log"
+
+    with pytest.raises(OSError, match="No space left"):
+        Followers(divide(allocation(3), 3), ("true",), environ, tmp_path, log_of, StopFlag())
+    assert processes_with(mark) == []
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ def test_what_may_differ_from_rank_to_rank_is_no_disagreement() -> None:
     [
         ({"NCCL_ALGO": "Tree"}, "rank 1 on node n1 has another NCCL_ALGO than rank 0 on node n0"),
         ({"NCCL_PROTO": "LL"}, "rank 1 on node n1 has NCCL_PROTO set, and rank 0 on node n0"),
+        ({"NVSHMEM_DISABLE_NVLS": "1"}, "has NVSHMEM_DISABLE_NVLS set, and rank 0"),
+        ({"TORCH_SYMM_MEM_X": "1"}, "has TORCH_SYMM_MEM_X set"),
         ({"TORCH_NCCL_HIGH_PRIORITY": "1"}, "has TORCH_NCCL_HIGH_PRIORITY set"),
     ],
 )

@@ -148,13 +148,18 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def test_a_tuner_without_power_is_noticed() -> None:
-    with Listener(TOKEN)._socket as listening:
-        host, port = listening.getsockname()[:2]
-        channel = Channel.connect(f"{host}:{port}")
-        channel.keep_alive()
-        found = channel._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        channel._socket.close()
-    assert found
+    """Also where something that was sent to it is on its way; and so is a node's."""
+    listener = Listener(TOKEN)
+    channel = Channel.connect(listener.address)
+    channel.keep_alive()
+    channel.send("hello", token=TOKEN)
+    came = listener.accept(60, "a node")
+    assert came is not None
+    for end in (channel._socket, came[0]._socket):
+        assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
+        end.close()
+    listener.close()
 
 
 def test_gloo_is_told_the_interface_of_the_address_by_which_others_reach_us(folder: Path) -> None:

@@ -19,8 +19,8 @@ _TELLING = re.compile(r"error|fatal|cannot|no module|killed", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Node:
-    """`name` is what messages call it, `address` how the others reach it, `host` what Slurm or ssh
-    call the machine.
+    """`name` is what messages call it, `address` how the others reach it, `host` what Slurm, or
+    what ssh says, calls the machine.
     """
 
     name: str

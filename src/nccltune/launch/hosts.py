@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import re
 import shlex
@@ -15,6 +14,7 @@ from pathlib import Path
 from nccltune.errors import UsageError
 from nccltune.launch.cluster import Node
 from nccltune.launch.ssh import SshHosts
+from nccltune.worker.interfaces import interface_of
 
 # [USER@]HOST: what ssh and no shell could take for anything else.
 _HOST = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -92,7 +92,8 @@ def find_hosts(hosts: Hosts, ssh: str, environ: Mapping[str, str]) -> SshHosts:
         raise UsageError(f"--ssh {ssh}: {error}") from error
     if not words:
         raise UsageError("--ssh: give the command, as in --ssh 'ssh -F FILE'")
-    nodes = tuple(Node(name, _address(name, words, environ), name) for name in hosts.names)
+    _check_gpus(environ.get("CUDA_VISIBLE_DEVICES", ""), len(hosts.names))
+    nodes = tuple(_node(name, words, environ) for name in hosts.names)
     _check_addresses(nodes)
     here = next((at for at, node in enumerate(nodes) if _is_here(node.address)), None)
     if here is None:
@@ -104,8 +105,18 @@ def find_hosts(hosts: Hosts, ssh: str, environ: Mapping[str, str]) -> SshHosts:
     return SshHosts(nodes, here, words, dict(environ))
 
 
-def _address(name: str, ssh: Sequence[str], environ: Mapping[str, str]) -> str:
-    """The IPv4 address of a host, by the name that ssh's configuration gives it."""
+def _check_gpus(visible: str, nodes: int) -> None:
+    """Raises UsageError for GPUs that only this machine has; numbers mean the same on each."""
+    named = [word for word in visible.split(",") if word.strip().startswith(("GPU-", "MIG-"))]
+    if named and nodes > 1:
+        raise UsageError(
+            f"CUDA_VISIBLE_DEVICES: {named[0].strip()} is on one machine alone; give GPUs by their "
+            "numbers, as in CUDA_VISIBLE_DEVICES=0,1, which then are those of every node"
+        )
+
+
+def _node(name: str, ssh: Sequence[str], environ: Mapping[str, str]) -> Node:
+    """With the IPv4 address of the host, by the name that ssh's configuration gives it."""
     host = _configured(name, ssh, environ)
     try:
         found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
@@ -113,7 +124,7 @@ def _address(name: str, ssh: Sequence[str], environ: Mapping[str, str]) -> str:
         raise UsageError(
             f"--hosts: {host} has no address here ({error.strerror}); give the address itself"
         ) from error
-    return str(found[0][4][0])
+    return Node(name, str(found[0][4][0]), host)
 
 
 def _configured(name: str, ssh: Sequence[str], environ: Mapping[str, str]) -> str:
@@ -157,7 +168,5 @@ def _check_addresses(nodes: Sequence[Node]) -> None:
 
 
 def _is_here(address: str) -> bool:
-    with socket.socket() as probe, contextlib.suppress(OSError):
-        probe.bind((address, 0))
-        return True
-    return False
+    """Not by binding it, which a machine may allow for every address (ip_nonlocal_bind)."""
+    return interface_of(address) is not None

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nccltune.launch.connection import ProtocolError
+from nccltune.launch.fields import integer
+
 _NAMES = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _OF_ALL = "launcher.log"  # every node's torchrun adds to it
 _MOST_FILES = 1000  # of a launch
@@ -46,9 +49,9 @@ class Inbox:
         """One piece: `number`, `name`, `offset` in the file, `data` as base64. Offset 0 begins the
         file anew. What is not right in it is dropped.
         """
-        with contextlib.suppress(KeyError, TypeError, ValueError, OSError):
+        with contextlib.suppress(KeyError, TypeError, ValueError, OSError, ProtocolError):
             launch = self._launches[message["number"]]
-            name, offset = message["name"], int(message["offset"])
+            name, offset = message["name"], integer(message, "offset", _MOST_BYTES)
             data = base64.b64decode(message["data"][: 2 * _PIECE], validate=True)
             if self._allowed(launch, node, name, len(data)):
                 _write(launch.folder / name, offset, data, append=name == _OF_ALL)

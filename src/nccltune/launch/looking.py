@@ -12,6 +12,7 @@ from typing import Any
 from nccltune.errors import StudyError, UsageError
 from nccltune.launch.cluster import Cluster, Command, Task
 from nccltune.launch.connection import Listener, Peer, ProtocolError
+from nccltune.launch.fields import integer, pids, words
 from nccltune.launch.leftovers import TAG, new_tag, temporary_folder
 from nccltune.launch.plan import python_variables
 from nccltune.launch.stopping import StopFlag
@@ -21,6 +22,7 @@ from nccltune.worker.node import ADDRESS, TOKEN
 _SECONDS = 120.0  # a Python's start from a cold network disk; ranks of a broken node take 10 to end
 _POLL_SECONDS = 0.02
 _END_SECONDS = 5.0
+_MOST_GPUS = 1000
 
 
 def look_at_nodes(
@@ -101,15 +103,19 @@ class _Look:
             if (
                 came := self._listener.accept(0.0 if over else _POLL_SECONDS, "a node")
             ) is not None:
-                at = int(came[1]["node"])
-                self._peers[at] = came[0]
-                with contextlib.suppress(ProtocolError):
-                    came[0].send({"type": "look", **question})
+                self._ask(*came, question)
                 continue
             self._hear()
             if over:
                 break
         return self._found
+
+    def _ask(self, peer: Peer, hello: Mapping[str, Any], question: Mapping[str, Any]) -> None:
+        try:
+            self._peers[integer(hello, "node", len(self._indices) - 1)] = peer
+            peer.send({"type": "look", **question})
+        except ProtocolError:
+            peer.close()
 
     def _missing(self) -> list[int]:
         return [at for at in self._indices if at not in self._found]
@@ -118,7 +124,7 @@ class _Look:
         for at, peer in self._peers.items():
             with contextlib.suppress(ProtocolError):
                 if at not in self._found and (message := peer.receive(0.0)) is not None:
-                    self._found[at] = message
+                    self._found[at] = _seen(message)
 
     def last_words(self, places: Sequence[int]) -> str:
         return self._task.last_words(places)
@@ -132,6 +138,23 @@ class _Look:
         else:
             self._task.wait(_END_SECONDS)
         self._task.end()
+
+
+def _seen(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A node's answer. Raises ProtocolError where it is none."""
+    facts = message.get("facts")
+    if not isinstance(facts, dict) or not all(map(_is_fact, facts.values())):
+        raise ProtocolError("facts are none")
+    words(facts, "gpus")
+    if facts.get("usable_gpus") is not None:
+        integer(facts, "usable_gpus", _MOST_GPUS)
+    return {"facts": facts, "left": pids(message, "left"), "missing": words(message, "missing")}
+
+
+def _is_fact(value: object) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(each, str) for each in value)
+    return value is None or isinstance(value, str | int)
 
 
 def _silent(names: Sequence[str], said: str, of: int) -> str:

@@ -8,7 +8,7 @@ import contextlib
 import secrets
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from nccltune.launch.cluster import Cluster, task_name
 from nccltune.launch.connection import Listener, Peer, ProtocolError
 from nccltune.launch.environment import launch_environment
+from nccltune.launch.fields import LARGEST_PORT, exit_codes, integer, pids
 from nccltune.launch.group import GroupFolder, RankGroup
 from nccltune.launch.host import HOST_MODULE
 from nccltune.launch.leftovers import TAG, new_tag, own_folder
@@ -30,12 +31,20 @@ _PORT_SECONDS = 10.0
 _POLL_SECONDS = 0.005
 
 
+@dataclass(frozen=True)
+class _Ended:
+    """Exit codes by rank, and what could not be ended."""
+
+    codes: Mapping[int, int]
+    left: Sequence[int]
+
+
 @dataclass
 class _Host:
     """The host of one node, and how its part of the group under way has ended."""
 
     peer: Peer
-    ended: Mapping[str, Any] | None = None
+    ended: _Ended | None = None
     lost: bool = False
 
 
@@ -93,7 +102,10 @@ class NodeHosts:
         self.step.advance()
         while not self.ready and (came := self._listener.accept(0.0, "a warm host")) is not None:
             peer, hello = came
-            self._hosts[int(hello["node"])] = _Host(peer)
+            try:
+                self._hosts[integer(hello, "node", len(self.cluster.nodes) - 1)] = _Host(peer)
+            except ProtocolError:
+                peer.close()
         for host in self._hosts.values():
             self._hear(host, 0.0)
 
@@ -101,11 +113,11 @@ class NodeHosts:
     def _hear(host: _Host, seconds: float) -> Mapping[str, Any] | None:
         try:
             message = None if host.lost else host.peer.receive(seconds)
+            if message is not None and message["type"] == "ended":
+                host.ended = _Ended(exit_codes(message, "codes"), pids(message, "left"))
         except ProtocolError:
             host.lost = True
             return None
-        if message is not None and message["type"] == "ended":
-            host.ended = message
         return message
 
     def open(self, order: Mapping[str, Any], name: str) -> None:
@@ -141,7 +153,7 @@ class NodeHosts:
         while time.monotonic() < deadline and not head.lost:
             message = self._hear(head, _POLL_SECONDS)
             if message is not None and message["type"] == "port":
-                return int(message["port"])
+                return integer(message, "port", LARGEST_PORT)
         raise ProtocolError("the warm host of the head node does not answer")
 
     def end_group(self) -> bool:
@@ -159,7 +171,7 @@ class NodeHosts:
             self.advance()
             time.sleep(_POLL_SECONDS)
         ended = [host.ended for host in self._hosts.values()]
-        return bool(ended) and all(each is not None and not each["left"] for each in ended)
+        return bool(ended) and all(each is not None and not each.left for each in ended)
 
     def group_ended(self) -> list[bool]:
         """Whether the group is over on each node, by node; of those that have come up."""
@@ -170,7 +182,7 @@ class NodeHosts:
         found: dict[int, int] = {}
         for host in self._hosts.values():
             if host.ended is not None:
-                found |= {int(rank): code for rank, code in host.ended["codes"].items()}
+                found |= host.ended.codes
         return found
 
     def last_words(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import signal
@@ -24,6 +25,8 @@ from nccltune.launch.torchrun import OWN_LOGS
 _LISTED = re.compile(
     r"rank\s*: (?P<rank>\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s*: (?P<code>-?\d+)"
 )
+
+_NODE = re.compile(r"[0-9]{1,7}")
 
 
 def torchrun_on_nodes(
@@ -158,14 +161,16 @@ class NodeRanks:
         self._nodes: dict[int, int] = {}
 
     def gather(self) -> None:
-        self._step.gather()
+        if late := self._step.gather():
+            with contextlib.suppress(OSError), (self._folder / "launcher.log").open("a") as log:
+                log.write(f"nodes that did not send all their logs in time: {', '.join(late)}\n")
 
     def _learn(self, pids: Mapping[int, int]) -> None:
         """On which node each of these ranks is, as it has written down itself."""
         found: dict[int, list[int]] = {}
         for rank in pids.keys() - self._nodes.keys():
             words = read_end(self._folder / f"rank{rank}.pid").split()
-            if len(words) > 1 and words[1].isdecimal():
+            if len(words) > 1 and _NODE.fullmatch(words[1]):
                 self._nodes[rank] = int(words[1])
                 found.setdefault(int(words[1]), []).append(pids[rank])
         for at, watched in found.items():

@@ -20,7 +20,7 @@ from nccltune.launch.stopping import StopFlag
 PART = "NCCLTUNE_PART"
 """In the environment of a tuner that another one has started: the number of its part."""
 
-_BEGIN_SECONDS = 60.0
+_BEGIN_SECONDS = 120.0  # a Python's start from a cold network disk
 _STOP_SECONDS = 30.0  # for ranks under way to end, and for words to the storage
 _POLL_SECONDS = 0.05
 
@@ -146,12 +146,17 @@ class Followers:
         self._stop = stop
         self._all: list[Follower] = []
         tuner = split.parts[split.own].own_address
-        for number, part in split.others.items():
-            tag, log = new_tag(), log_of(number)
-            env = {**environ, PART: str(number), TAG: tag}
-            first = _first_of(part, tuner)
-            step = Step(first, sys.executable, worker_path, command, env, log, tag)
-            self._all.append(Follower(part.head.name, step, log))
+        try:
+            for number, part in split.others.items():
+                tag, log = new_tag(), log_of(number)
+                env = {**environ, PART: str(number), TAG: tag}
+                first = _first_of(part, tuner)
+                step = Step(first, sys.executable, worker_path, command, env, log, tag)
+                self._all.append(Follower(part.head.name, step, log))
+        except BaseException:
+            for each in self._all:
+                each.end()
+            raise
 
     def begin(self) -> None:
         """Wait until each has begun, or could not. Raises Interrupted."""

@@ -25,11 +25,12 @@ from nccltune.launch.diagnosis import read_end
 from nccltune.launch.leftovers import TAG, own_folder
 from nccltune.launch.plan import LaunchPlan
 from nccltune.launch.supervised import Supervised
-from nccltune.nccl.site import MULTICAST_OFF
+from nccltune.nccl.site import MULTICAST_OFF, protects_multicast
+from nccltune.worker.agreement import MAY_DIFFER
 from nccltune.worker.log_sender import LOGS
 from nccltune.worker.look import NETWORK
 from nccltune.worker.node import ADDRESS, ADDRESS_HERE, FOLDER
-from nccltune.worker.status import NODE, NODE_NAME
+from nccltune.worker.status import KEPT, NODE, NODE_NAME
 
 FOLDERS = re.compile(r"/tmp/nccltune-[0-9a-f]{32}-\d+")
 """The private folders of agents, by path."""
@@ -40,15 +41,20 @@ _ARRIVE = f"{_FILES}/nccltune/worker/arrive.py"
 _READ = "import sys; i = sys.stdin.buffer; exec(i.read(int(i.readline())))"
 # The first value that ssh finds counts: the user's own words (--ssh) come before these, and
 # ~/.ssh/config after them. Host keys are checked as it says, and never less.
+# Options that an older ssh does not know are left out (`ssh -G` was asked without this before, so
+# a slip in ~/.ssh/config has been told).
 _OPTIONS = (
+    "IgnoreUnknown=*",
     *("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=10", "ServerAliveCountMax=3"),
     *("RequestTTY=no", "RemoteCommand=none", "ControlMaster=no", "ClearAllForwardings=yes"),
+    *("ControlPath=none", "StdinNull=no", "SessionType=default", "ForkAfterAuthentication=no"),
 )
 # Of the login, the machine, or another scheduler: what is there counts.
 _STAY = frozenset(
     {
         *("HOME", "USER", "LOGNAME", "SHELL", "SHLVL", "PWD", "OLDPWD", "_", "MAIL", "TERM"),
         *("HOSTNAME", "HOST", "TMPDIR", "TMP", "TEMP", "DISPLAY", "XAUTHORITY", "COLORTERM"),
+        "NCCL_HOSTID",  # nodes with the same one would be one machine for NCCL
     }
 )
 _STAY_TOO = (
@@ -88,7 +94,7 @@ class SshHosts(Cluster):
         options = [word for option in _OPTIONS for word in ("-o", option)]
         # in single quotes, as every shell has them, csh and fish too
         there = f"exec '{python}' -I -S -c '{_READ}'"
-        return (*self.ssh, *options, self.nodes[at].host, there)
+        return (*self.ssh, *options, self.nodes[at].name, there)
 
     def worker_there(self, worker_path: Path) -> Path:
         return Path(_THERE, _FILES)
@@ -106,16 +112,24 @@ class _Connections(Task):
         self._said: list[str] | None = None
         name = secrets.token_hex(16)
         self._places = [f"/tmp/nccltune-{name}-{at}" for at in range(len(hosts.nodes))]
-        files = _files(command.worker_path)
+        self._parts: list[Supervised] = []
+        try:
+            self._start(command)
+        except BaseException:
+            self.end()
+            raise
+
+    def _start(self, command: Command) -> None:
+        """Nothing is started where the words of one would be refused."""
+        hosts, files = self._hosts, _files(command.worker_path)
+        argvs = [hosts.argv(at, command.python) for at in range(len(hosts.nodes))]
         tag = {TAG: command.env[TAG]}
         secret = self._folder / "in"  # has tokens: gone with the first part that is ended
         secret.mkdir()
-        self._parts = []
-        for at in range(len(hosts.nodes)):
+        for at, argv in enumerate(argvs):
             given = secret / str(at)
             given.write_bytes(_given(self._told(at, command, files)))
             env = command.env if at == hosts.here else {**hosts.environ, **tag}
-            argv = hosts.argv(at, command.python)
             out = self._folder / f"{at}.log"
             # an agent here can be ended before it has removed its own
             gone = [secret, *([Path(self._places[at])] if at == hosts.here else [])]
@@ -137,7 +151,7 @@ class _Connections(Task):
                 name: self.there(at, value)
                 for name, value in {**travelling(command.env), **own}.items()
             },
-            "held": sorted(MULTICAST_OFF),  # a node without multicast stays one
+            **held_there(command.env, self._hosts.environ),
             "owner": command.env[TAG],
             "address": command.env[ADDRESS],
             "network": NETWORK,
@@ -217,9 +231,19 @@ def travelling(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def held_there(environ: Mapping[str, str], tuners: Mapping[str, str]) -> dict[str, Any]:
+    """What stays as a node's login has set it, for `arrive`: names of its own network and files,
+    where a launch with `environ` has them as the tuner and a trial has none; and what keeps NVLink
+    multicast off, unless `environ` has it so: off on either side is off.
+    """
+    kept = [n for n in MULTICAST_OFF if not protects_multicast(n, environ.get(n, ""))]
+    own = [n for n in (*MAY_DIFFER, "GLOO_SOCKET_IFNAME") if environ.get(n) == tuners.get(n)]
+    return {"held": sorted({*kept, *own}), "kept": sorted(kept), "kept_as": KEPT}
+
+
 def _advice(words: str, node: Node, python: str) -> str:
     """What to do about what ssh said."""
-    ssh = f"ssh {shlex.quote(node.host)} true"
+    ssh = f"ssh {shlex.quote(node.name)} true"
     if "Host key verification failed" in words:
         return (
             f" (its host key is not known here, or has changed: `{ssh}` shows it; accept it first)"

@@ -13,13 +13,18 @@ from typing import Any
 
 from nccltune.launch.cluster import Cluster, Command, task_name
 from nccltune.launch.connection import Listener, Peer, ProtocolError
+from nccltune.launch.fields import LARGEST_PORT, exit_code, integer, pids
 from nccltune.launch.inbox import Inbox
 from nccltune.launch.leftovers import end_tagged
 from nccltune.worker import node as agent
 
 _END_SECONDS = 15.0  # for agents to end what is theirs, and a moment for the network
 _TASK_SECONDS = 5.0
-_LAST_SECONDS = 1.0  # for what an agent said last, which takes another way than its end
+_HEAR_SECONDS = 0.2  # of one agent, until it is the next one's turn
+_LAST_QUIET, _LAST_SECONDS = (
+    1.0,
+    5.0,
+)  # for an agent's last words: they take another way than its end
 _GATHER_SECONDS = 5.0
 _NO_WORKER = "No module named"
 
@@ -82,17 +87,23 @@ class Step:
         if self._over:
             return
         while (found := self._listener.accept(0.0, "a node")) is not None:
-            peer, hello = found
-            self._agents[int(hello["node"])] = Agent(peer, int(hello["port"]))
+            self._welcome(*found)
         if not self._started and len(self._agents) == len(self._cluster.nodes):
             self._started = True
             self._start()
         for at, each in self._agents.items():
             self._hear(at)
             if each.open and at not in self._cut_off and self._task.ended(at):
-                self._hear(at, _LAST_SECONDS)
+                self._hear(at, _LAST_QUIET, _LAST_SECONDS)
                 if each.open:
                     self._cut_off.add(at)
+
+    def _welcome(self, peer: Peer, hello: Mapping[str, Any]) -> None:
+        try:
+            at = integer(hello, "node", len(self._cluster.nodes) - 1)
+            self._agents[at] = Agent(peer, integer(hello, "port", LARGEST_PORT))
+        except ProtocolError:
+            peer.close()
 
     def _start(self) -> None:
         port = self._agents[0].port
@@ -106,21 +117,29 @@ class Step:
         except ProtocolError:
             self._agents[at].lost = True
 
-    def _hear(self, at: int, seconds: float = 0.0) -> None:
-        each = self._agents[at]
+    def _hear(self, at: int, quiet: float = 0.0, most: float = _HEAR_SECONDS) -> None:
+        """Until nothing has come for `quiet` seconds, and for `most` where it goes on coming."""
+        each, until = self._agents[at], time.monotonic() + most
         try:
-            while each.open and (message := each.peer.receive(seconds)) is not None:
-                if message["type"] == "ended":
-                    each.ended = True
-                    each.code, each.left = message["code"], list(message["left"])
-                elif message["type"] == "gone":
-                    each.gone |= set(message["pids"])
-                elif message["type"] == "gathered":
-                    each.gathered = True
-                elif message["type"] == "file":
-                    self._inbox.take(at, message)
+            while each.open and (left := until - time.monotonic()) > 0:
+                message = each.peer.receive(min(quiet, left))
+                if message is None:
+                    return
+                self._take(at, message)
         except ProtocolError:
             each.lost = True
+
+    def _take(self, at: int, message: Mapping[str, Any]) -> None:
+        each = self._agents[at]
+        if message["type"] == "ended":
+            each.code, each.left = exit_code(message, "code"), pids(message, "left")
+            each.ended = True
+        elif message["type"] == "gone":
+            each.gone |= set(pids(message, "pids"))
+        elif message["type"] == "gathered":
+            each.gathered = True
+        elif message["type"] == "file":
+            self._inbox.take(at, message)
 
     @property
     def intact(self) -> bool:
@@ -156,15 +175,18 @@ class Step:
         if not self._cluster.shares_files:
             self._inbox.expect(number, folder)
 
-    def gather(self) -> None:
-        """See all in that folder that ranks have written up to now."""
+    def gather(self) -> list[str]:
+        """See all in that folder that ranks have written up to now. Returns the nodes that have not
+        sent all in time.
+        """
         if self._cluster.shares_files or self._over or not self._started:
-            return
+            return []
         for at, each in self._agents.items():
             each.gathered = False
             if each.open:
                 self._tell(at, {"type": "gather"})
         self._hear_all(lambda each: not each.gathered, _GATHER_SECONDS)
+        return self._named(at for at, each in self._agents.items() if not each.gathered)
 
     def forget(self, number: int) -> None:
         """That launch is over: what it has left in files on the nodes can go."""
@@ -184,15 +206,16 @@ class Step:
             return False
         return not self._agents[at].open or pid in self._agents[at].gone
 
-    def watch(self, at: int, pids: Sequence[int]) -> None:
+    def watch(self, at: int, watched: Sequence[int]) -> None:
         """Hear when one of these descendants of the command on that node ends."""
         if at in self._agents and self._agents[at].open:
-            self._tell(at, {"type": "watch", "pids": list(pids)})
+            self._agents[at].gone -= set(watched)  # ids come again
+            self._tell(at, {"type": "watch", "pids": list(watched)})
 
-    def signal(self, at: int, pids: Sequence[int], number: int) -> None:
+    def signal(self, at: int, wanted: Sequence[int], number: int) -> None:
         """Send a signal to these descendants of the command on that node."""
         if at in self._agents and self._agents[at].open:
-            self._tell(at, {"type": "signal", "pids": list(pids), "number": number})
+            self._tell(at, {"type": "signal", "pids": list(wanted), "number": number})
 
     def ask_to_stop(self) -> None:
         """Send SIGTERM to the command on every node, and wait for nothing."""

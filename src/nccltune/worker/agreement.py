@@ -21,7 +21,7 @@ MAY_DIFFER = frozenset(
     }
 )
 _LOGGING = "NCCL_DEBUG"
-_COMPARED = ("NCCL_", "TORCH_NCCL_")
+_COMPARED = ("NCCL_", "TORCH_NCCL_", "TORCH_SYMM_MEM_", "NVSHMEM_")
 _SYSTEM_CONF = "/etc/nccl.conf"
 
 

@@ -3,7 +3,8 @@
 The tuner has the node's Python read this file from its stdin and run it, since nothing of nccltune
 is there yet; so it is standard library only and stands alone. After it comes one line of JSON:
 `folder` (made here, private, marked as ours), `files` (text by path below it), `environment`,
-`held` (names in it that stay as the node's own login has set them), `owner` and `address` (of the
+`held` (names in it that stay as the node's own login has set them; those in `kept` for every trial,
+and the variable `kept_as` tells ranks which these are), `owner` and `address` (of the
 tuner, for whoever finds the folder later), `network` (a variable for the network namespace, in
 which alone that address is the tuner's), `cwd` and `argv`.
 """
@@ -35,8 +36,12 @@ def arrive(stream: BinaryIO) -> None:
                 opened.write(text)
         held = {name for name in told["held"] if name in os.environ}
         os.environ.update({n: v for n, v in told["environment"].items() if n not in held})
+        os.environ[told["kept_as"]] = ",".join(sorted(held & set(told["kept"])))
         os.environ[told["network"]] = network
-        os.chdir(told["cwd"] if os.path.isdir(told["cwd"]) else folder)
+        try:
+            os.chdir(told["cwd"])
+        except OSError:  # not there, or not for us
+            os.chdir(folder)
         os.execv(told["argv"][0], told["argv"])
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from nccltune.worker.hosts import take_host
-from nccltune.worker.status import LOG_DIR, Status
+from nccltune.worker.status import KEPT, LOG_DIR, Status
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # torch/distributed/elastic/multiprocessing/api.py
 
@@ -42,9 +42,15 @@ def run_in_host(environment: Mapping[str, str]) -> None:
     started it with beside the host's own.
     """
     os.setsid()
-    os.environ.update(environment)
+    take_over(environment)
     leave_host()
     run()
+
+
+def take_over(environment: Mapping[str, str]) -> None:
+    """Set these variables, but for what keeps multicast off on this node."""
+    kept = os.environ.get(KEPT, "").split(",")
+    os.environ.update({name: value for name, value in environment.items() if name not in kept})
 
 
 def run_script_in_host(environment: Mapping[str, str], script: Mapping[str, Any]) -> None:
@@ -52,7 +58,7 @@ def run_script_in_host(environment: Mapping[str, str], script: Mapping[str, Any]
     Python would be given, the user's own `python_path`, and a folder to run in, or None.
     """
     os.setsid()
-    os.environ.update(environment)
+    take_over(environment)
     leave_host()
     gc.unfreeze()  # or collecting garbage would cost less than in the script's own processes
     _leave_our_paths(script["python_path"])

@@ -15,6 +15,9 @@ NODE = "NCCLTUNE_NODE"
 NODE_NAME = "NCCLTUNE_NODE_NAME"
 """What messages call it, where it is not Slurm that names it."""
 
+KEPT = "NCCLTUNE_KEPT"
+"""Variables, with commas, that are as the node's own login has set them, whatever a trial has."""
+
 # As torch words it on the GPU, in CUDA's own calls, and for host memory.
 _OUT_OF_MEMORY = (
     "CUDA out of memory",
