@@ -300,7 +300,7 @@ def test_without_time_or_a_verdict_the_confirmation_is_left_to_others(
 def test_a_leader_confirms_though_one_that_it_started_was_just_lost(
     tuner: Callable[..., Tuner], tmp_path: Path
 ) -> None:
-    leader, lost = tuner("a", SMALL, lost=1.0), tuner("lost", SMALL)
+    leader, lost = tuner("a", SMALL, lost=2.0), tuner("lost", SMALL)
     assert leader.search(takes_a_moment, 1).run() == "trials"
     assert lost.exchange.claim(wanted(configurations(SMALL)[0]), 9) is not None
     lost.exchange._heart._over.set()  # as a kill does
