@@ -116,6 +116,8 @@ def test_what_another_tuner_confirmed_is_shown(
     nccltune_command: Command, shared: StudyPaths
 ) -> None:
     assert "Verdict: not confirmed" in nccltune_command("show", "s").out
+    before = json.loads(nccltune_command("show", "s", "--json").out)["ranking"]
+    assert [row["chosen"] for row in before] == [True, False, False]
     result = {
         "tuner": "0a", "folder": "s.2", "verdict": "Keep the defaults", "trials": 3, "files": {}
     }  # fmt: skip
@@ -123,5 +125,7 @@ def test_what_another_tuner_confirmed_is_shown(
     done = nccltune_command("show", "s")
     assert "Confirmed by tuner 0a (study s.2): Keep the defaults." in done.out
     assert "Verdict: not confirmed" not in done.out
-    told = json.loads(nccltune_command("show", "s", "--json").out)["confirmed_elsewhere"]
+    document = json.loads(nccltune_command("show", "s", "--json").out)
+    told = document["confirmed_elsewhere"]
+    assert not any(row["chosen"] for row in document["ranking"])  # best.yaml is the other's
     assert (told["tuner"], told["verdict"]) == ("0a", "Keep the defaults")

@@ -416,6 +416,15 @@ def test_a_damaged_journal_is_told(tmp_path: Path, place: int, line: bytes, told
         one.close()
 
 
+def test_a_mistake_of_our_own_is_not_a_damaged_journal(tmp_path: Path) -> None:
+    shared = open_storage(str(tmp_path / "shared.journal"))
+    with pytest.raises(KeyError, match="missing"):
+        shared.ask(lambda: {}["missing"])
+    with pytest.raises(StudyError, match="the journal is damaged: a record in it cannot be read"):
+        # As where the records of a study are gone: Optuna's own code does not find it.
+        shared.ask(lambda: shared.storage.get_study_user_attrs("no such study"))  # type: ignore[arg-type]
+
+
 def test_a_journal_that_is_damaged_meanwhile_is_told(tmp_path: Path) -> None:
     file = tmp_path / "shared.journal"
     one = join(str(file), "a", beat_seconds=1000.0)

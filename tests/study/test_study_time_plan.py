@@ -56,9 +56,17 @@ class Run:
 
 
 def searched(
-    folder: Path, seconds: float | None, trials: int = 40, by_files: Speed | None = None
+    folder: Path,
+    seconds: float | None,
+    trials: int = 40,
+    by_files: Speed | None = None,
+    *,
+    confirming: float | None = None,
+    diagnoses: bool = True,
 ) -> Run:
-    """By the clock of the launches: 3 s each, 23 s by plain commands, whose speed is `by_files`."""
+    """By the clock of the launches: 3 s each, 23 s by plain commands, whose speed is `by_files`.
+    `confirming`: so many seconds are left then, whatever was kept.
+    """
     warm, plain = FormulaLauncher(two_pay()), FormulaLauncher(by_files or two_pay())
     plain.name = "torchrun"
     plain.seconds = {"start": PLAIN - 2.0, "measure": 2.0}
@@ -72,7 +80,10 @@ def searched(
         search = search_in(paths, warm, SPACE, trials, listener=listener)
         search.budget = Budget(trials, seconds, now)
         search.confirm, search.plain_more = True, plain_more(warm, plain)
+        search.diagnoses, search.known = diagnoses, lambda: Summary.read(paths).own
         search.run()
+        if confirming is not None:
+            search.budget = Budget(trials, confirming, now)
         if search.confirm:
             notes = confirm_results(
                 search.measurer, search.budget, listener, search.stop, SPACE, 12, plain
@@ -86,6 +97,36 @@ def test_what_has_to_fit_is_told_where_it_does_not(tmp_path: Path) -> None:
     assert [m for m in run.summary.measurements.values() if m.purpose != "search"] == []
     assert verdict_line(run.summary).startswith("not confirmed")
     assert len(run.summary.trials) == 12  # all the time is theirs
+
+
+def test_what_is_recorded_need_not_fit_again(tmp_path: Path) -> None:
+    """Small budgets end a confirmation one after the other, and do not undo it."""
+    begun = searched(tmp_path / "s", None, 5, confirming=10 * LAUNCH + 1)
+    verdict = begun.summary.own and begun.summary.own.verdict
+    assert verdict is not None and verdict.launches == 5
+    run = searched(tmp_path / "s", 2 * LAUNCH + 2 * PLAIN + 1, 5)
+    verdict = run.summary.own and run.summary.own.verdict
+    assert run.listener.refused == []
+    assert verdict is not None and verdict.launches == 6 and verdict.word == "FASTER"
+    again = searched(tmp_path / "s", LAUNCH, 5)
+    assert again.listener.refused == [] and again.summary.own == run.summary.own
+    longer = searched(tmp_path / "s", 2 * LAUNCH, 9)  # all the time is for trials
+    assert longer.listener.refused == [] and len(longer.summary.trials) == 7
+
+
+def test_trials_that_are_there_need_not_fit_again(tmp_path: Path) -> None:
+    searched(tmp_path / "s", LEAST - 1, 9)
+    seconds = (NOISE_LAUNCHES - 1 + 2) * LAUNCH + VERDICT
+    assert searched(tmp_path / "s", seconds - 1, 9).listener.refused == [seconds]
+    run = searched(tmp_path / "s", seconds + 1, 12)
+    assert run.listener.refused == [] and run.summary.own is not None
+    assert run.summary.own.faster
+
+
+def test_no_diagnosis_takes_no_time(tmp_path: Path) -> None:
+    run = searched(tmp_path / "s", LEAST - 2 * LAUNCH + 1, 12, diagnoses=False)
+    assert run.listener.refused == [] and run.summary.own is not None
+    assert run.summary.own.faster
 
 
 def test_with_little_time_there_are_fewer_trials_and_a_verdict_on_the_files(tmp_path: Path) -> None:

@@ -26,8 +26,12 @@ from study_jobs import (
     space_of,
 )
 
+from nccltune.cli.studying import _ours_to_confirm, _write
 from nccltune.errors import Interrupted, UsageError
+from nccltune.launch.cluster import Node
+from nccltune.launch.parts import Followers, Split
 from nccltune.launch.protocol import Failure
+from nccltune.launch.slurm import Allocation
 from nccltune.space import ResolvedSpace, key
 from nccltune.study.folder import StudyPaths, locked
 from nccltune.study.partners import Elsewhere
@@ -36,6 +40,7 @@ from nccltune.study.search import Search
 from nccltune.study.shared_storage import open_storage
 from nccltune.study.sharing import Exchange
 from nccltune.study.store import Store
+from nccltune.study.summary import Summary
 from nccltune.study.together import Team, confirmed_elsewhere, refuse_shared, take_over
 
 SPACE = space_of(PARAMETERS, presets=PRESETS)
@@ -269,6 +274,43 @@ def test_out_of_time_the_confirmation_is_left_to_those_that_go_on(
         "again later"
     )
     assert not late.confirms
+
+
+def test_without_time_or_a_verdict_the_confirmation_is_left_to_others(
+    tuner: Callable[..., Tuner],
+) -> None:
+    one, late = tuner("a", SMALL), tuner("b", SMALL)
+    assert one.search(takes_a_moment, 4).run() == "trials"
+    search = late.search(takes_a_moment, 4, seconds=0.001)
+    search.confirm = True
+    assert search.run() == "trials"
+    team, other = Team(late.exchange, search.store), Team(one.exchange, one.store)
+    assert not _ours_to_confirm(search, team, "trials")
+    assert len(late.listener.refused) == 1 and not team.confirms
+    search.confirm, search.budget.reserved = True, 1.0
+    assert not _ours_to_confirm(search, team, "trials")
+    assert late.listener.noises == []  # no launch fits either
+    assert other.leave_to(out_of_time=False) is None and other.confirms
+    summary = Summary.of(other._store, definition(SMALL).to_dict())
+    assert summary.own is not None and summary.own.trial is not None
+    _write(summary, other, finished=True)
+    assert team.others_result() is None
+
+
+def test_a_leader_confirms_though_one_that_it_started_was_just_lost(
+    tuner: Callable[..., Tuner], tmp_path: Path
+) -> None:
+    leader, lost = tuner("a", SMALL, lost=2.0), tuner("lost", SMALL)
+    assert leader.search(takes_a_moment, 1).run() == "trials"
+    assert lost.exchange.claim(wanted(configurations(SMALL)[0]), 9) is not None
+    lost.exchange._heart._over.set()  # as a kill does
+    search = leader.search(takes_a_moment, 9)
+    search.confirm = True
+    alone = Allocation(job="77", nodes=(Node("n1", "10.0.0.1", "n1"),), here=0)
+    followers = Followers(Split({1: alone}, 1), (), {}, tmp_path, Path, search.stop)
+    team = Team(leader.exchange, search.store, followers)
+    assert team.elsewhere()
+    assert _ours_to_confirm(search, team, "time") and team.confirms
 
 
 def test_a_confirmation_waits_until_no_other_measures(

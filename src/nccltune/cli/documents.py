@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nccltune.cli.result_lines import written_files
+from nccltune.cli.result_lines import kept_elsewhere, written_files
 from nccltune.space import changes
 from nccltune.study.importance import importance
 from nccltune.study.outcomes import (
@@ -60,7 +60,8 @@ def as_json(
 
 def _ranking_json(summary: Summary) -> list[dict[str, Any]]:
     """The configurations of the table, fastest first: the values that the choice goes by."""
-    outcomes = [own_outcome(summary), larger_outcome(summary)]
+    elsewhere = kept_elsewhere(summary)
+    outcomes = [] if elsewhere else [own_outcome(summary), larger_outcome(summary)]
     chosen = [outcome.trial.number for outcome in outcomes if outcome is not None]
     return [
         {

@@ -10,6 +10,7 @@ from typing import Any
 from nccltune.launch.script import ScriptCommand
 from nccltune.output import verdicts, words
 from nccltune.space import changes
+from nccltune.study.generations import FIRST, current, read_history
 from nccltune.study.importance import importance, why_unknown
 from nccltune.study.outcomes import (
     Outcome,
@@ -145,6 +146,12 @@ def _script_words(workload: Mapping[str, Any], placed: Mapping[str, str]) -> lis
     if words[0] == "torchrun":
         return words
     return ["torchrun", "--standalone", f"--nproc-per-node={workload['nproc_per_node']}", *words]
+
+
+def kept_elsewhere(summary: Summary) -> bool:
+    """Whether best.yaml is of a later generation, or of another tuner."""
+    later = current(read_history(summary.paths)) != FIRST
+    return later or confirmed_elsewhere(summary.paths, len(summary.trials)) is not None
 
 
 def written_files(summary: Summary) -> list[str]:

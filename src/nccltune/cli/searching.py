@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import shlex
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from nccltune.cli import documents, tables
 from nccltune.cli.cache import cache_folder
@@ -32,7 +34,7 @@ from nccltune.launch.script import ScriptLauncher
 from nccltune.launch.stopping import StopFlag
 from nccltune.launch.torchrun import TorchrunLauncher
 from nccltune.nccl.findings import printable
-from nccltune.study.definition import default_name, is_another_machine, refuse_changes
+from nccltune.study.definition import Definition, default_name, is_another_machine, refuse_changes
 from nccltune.study.folder import (
     StudyPaths,
     check_writable,
@@ -174,16 +176,20 @@ def _set_aside(paths: StudyPaths) -> None:
     say(f"the old study is kept as {moved}")
 
 
+def _wanted_here(found: Survey, stored: Mapping[str, Any]) -> Definition:
+    """What the study would be about if it were begun here."""
+    from nccltune.cli.studying import definition_of
+
+    here = with_facts(found, stored["probe"])
+    return definition_of(here, resolve_space(here, stored["probe"]), stored["probe"])
+
+
 def _accept_machine(found: Survey, paths: StudyPaths) -> None:
     """Set the study aside where it is of another machine; the one that is begun names it."""
     if not paths.definition.exists():
         return
-    from nccltune.cli.studying import definition_of
-
     stored = read_definition(paths)
-    here = with_facts(found, stored["probe"])
-    space = resolve_space(here, stored["probe"])
-    if not is_another_machine(stored, definition_of(here, space, stored["probe"])):
+    if not is_another_machine(stored, _wanted_here(found, stored)):
         return
     with locked(paths):
         moved = set_aside(paths)
@@ -197,12 +203,14 @@ def _dry_run(start: Start, paths: StudyPaths, cache: Path, *, as_json: bool) -> 
     found, worker_path = start.found, start.worker_path
     gloo = found.task.workload.backend != "nccl"
     stored = read_definition(paths) if paths.definition.exists() else None
-    if stored and has_results(paths) and not found.options.new:
-        from nccltune.cli.studying import definition_of
-
+    wanted = _wanted_here(found, stored) if stored and has_results(paths) else None
+    anew = found.options.new
+    if stored and wanted and found.options.accept_machine:
+        anew = is_another_machine(stored, wanted)
+    if stored and wanted and not anew:
+        refuse_changes(paths, wanted)
         probe = stored["probe"]
         found = with_facts(found, probe)
-        refuse_changes(paths, definition_of(found, resolve_space(found, probe), probe))
         store = Store(paths, repair=False)
     else:
         # What a script has is seen in its own first launch.

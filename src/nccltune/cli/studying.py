@@ -120,9 +120,7 @@ def carry_out(
         if sharing is not None and team is not None:
             taken = f"{team.taken()} of {found.options.trials or 40} trials are taken"
             say(f"tuner {team.tuner} on study {sharing.name} in {sharing.shared.where}: {taken}")
-        ending = _measure(
-            found, store, launcher, plain, space, stored["probe"], stop, private, first, team
-        )
+        ending = _measure(found, store, launcher, plain, space, stored, stop, private, first, team)
         summary = Summary.of(store, stored)
         _write(summary, team, finished=ending is not None)
     command = again or going_on(found.options.command)
@@ -136,8 +134,10 @@ def _write(summary: Summary, team: Team | None, *, finished: bool) -> None:
         take_over(elsewhere, summary.paths)
         return
     write_results(summary)
-    outcome = own_outcome(summary)
-    if team is not None and team.confirms and finished and outcome is not None:
+    outcome, own = own_outcome(summary), summary.own
+    # Without a verdict on what was fastest, it is left to others to confirm it.
+    settled = own is not None and own.settled
+    if team is not None and team.confirms and finished and settled and outcome is not None:
         team.publish_result(outcome.line)
 
 
@@ -163,7 +163,7 @@ def _measure(
     launcher: Launcher,
     plain: Launcher,
     space: ResolvedSpace,
-    probe: dict[str, Any] | None,
+    stored: Mapping[str, Any],
     stop: StopFlag,
     private: Mapping[str, str],
     earlier: Sequence[Earlier],
@@ -193,7 +193,7 @@ def _measure(
         launcher=launcher,
         task=found.task,
         space=space,
-        nccl=nccl_version(found, probe),
+        nccl=nccl_version(found, stored["probe"]),
         config_fields=frozenset(found.job["nccl_config_fields"]),
         settings=settings_for(found.options.measure_seconds),
         site=found.site,
@@ -218,6 +218,8 @@ def _measure(
             settle=not found.options.search_anyway,
             pruning=pruning_of(found.options),
             plain_more=plain_more(launcher, plain),
+            diagnoses=found.task.script is None,
+            known=lambda: Summary.of(store, stored).own,
             partners=team,
         )
         search.narrow = partial(narrow, found, measurer, planner, reporter)
@@ -257,6 +259,8 @@ def _ours_to_confirm(search: Search, team: Team | None, ending: Ending | None) -
     """Of several tuners one confirms; the others say which."""
     if team is None:
         return True
+    if team.followers is not None and ending == "time":
+        search.wait_for_quiet()  # one that was stopped by force is not known to be gone at once
     left = team.leave_to(out_of_time=ending == "time")
     if left is not None:
         search.reporter.note(left)
@@ -264,7 +268,9 @@ def _ours_to_confirm(search: Search, team: Team | None, ending: Ending | None) -
     if not search.wait_for_quiet():
         search.reporter.note("note: other tuners still measure beside the confirmation")
     search.complete_noise()
-    return True
+    if not search.confirm:  # no time for it: another tuner may have more
+        team.leave_confirmation()
+    return search.confirm
 
 
 def _dismiss(search: Search, followers: Followers) -> None:

@@ -15,7 +15,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from nccltune.cli.result_lines import summary_lines
+from nccltune.cli.result_lines import kept_elsewhere, summary_lines
 from nccltune.cli.speaking import let_go_of_stdout
 from nccltune.nccl.findings import printable
 from nccltune.output import words
@@ -25,7 +25,6 @@ from nccltune.study.generations import FIRST, current, read_history
 from nccltune.study.outcomes import Outcome, larger_outcome, own_outcome, tried_nothing
 from nccltune.study.records import Trial
 from nccltune.study.summary import Ranked, Summary
-from nccltune.study.together import confirmed_elsewhere
 
 _SHOWN = 8
 _SHOWN_LARGER = 3
@@ -114,7 +113,7 @@ def print_summary(summary: Summary) -> None:
         console.print(Text(f"study {summary.paths.folder}: no trial yet"))
         return
     ranking = summary.ranking("search")
-    elsewhere = _kept_elsewhere(summary)
+    elsewhere = kept_elsewhere(summary)
     chosen = None if elsewhere else own_outcome(summary)
     own = ranking[:_SHOWN]
     own += [r for r in ranking[_SHOWN:] if 0 in r.trials or _holds(chosen, r)]
@@ -143,12 +142,6 @@ def _search_values(summary: Summary) -> str:
     if summary.own is None or summary.own.verdict is None:
         return "estimates from all measurements of the search, not confirmed"
     return "estimates from the search, which rank them; the verdict is from fresh launches"
-
-
-def _kept_elsewhere(summary: Summary) -> bool:
-    """Whether best.yaml is of a later generation, or of another tuner."""
-    later = current(read_history(summary.paths)) != FIRST
-    return later or confirmed_elsewhere(summary.paths, len(summary.trials)) is not None
 
 
 def _holds(chosen: Outcome | None, row: Ranked) -> bool:

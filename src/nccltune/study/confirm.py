@@ -55,6 +55,12 @@ class Answer:
     def faster(self) -> bool:
         return self.verdict is not None and self.verdict.word == "FASTER"
 
+    @property
+    def settled(self) -> bool:
+        """Whether it is a verdict, or nothing is there to confirm."""
+        launches = 0 if self.verdict is None else self.verdict.launches
+        return self.trial is None or launches >= FEWEST
+
 
 @dataclass(frozen=True)
 class Confirmation:

@@ -14,7 +14,8 @@ from nccltune.launch.protocol import Failure
 from nccltune.launch.stopping import StopFlag
 from nccltune.output import words
 from nccltune.stats.noise import noise_threshold
-from nccltune.study.budget import Budget, launch_seconds
+from nccltune.study.budget import FLOOR_TRIALS, Budget, launch_seconds
+from nccltune.study.confirm import Answer
 from nccltune.study.confirming import NOISE_LAUNCHES, windows_wanted
 from nccltune.study.live_group import Subject
 from nccltune.study.measuring import Measurer
@@ -23,7 +24,7 @@ from nccltune.study.planner import Next, Planner
 from nccltune.study.pruning import Pruning
 from nccltune.study.records import AGAIN, Trial, best_of
 from nccltune.study.store import Store
-from nccltune.study.time_plan import costs, reserve
+from nccltune.study.time_plan import Costs, costs, reserve
 
 Ending = Literal["trials", "time", "exhausted", "settled"]
 POLL_SECONDS = 2.0
@@ -66,6 +67,12 @@ class Search:
 
     plain_more: float = 0.0
     """Seconds that a plain torchrun launch takes longer than one of the search."""
+
+    diagnoses: bool = True
+    """Whether `narrow` launches a diagnosis."""
+
+    known: Callable[[], Answer | None] = lambda: None
+    """What the records say of the result."""
 
     partners: Partners | None = None
     """The other tuners on the study; None: there is none."""
@@ -195,12 +202,14 @@ class Search:
         if (shortest := costs(found, 1.0, self.plain_more)) is None:
             return noise > 0
         if not self.budget.reserved:  # once a run
-            candidates = max(0, self.budget.trials - self._partners.taken())
-            needed = shortest.begun_with(max(0, noise), candidates)
-            if not self.budget.fits_launch(needed):
-                self.confirm = False
-                self.reporter.no_confirmation(needed)
-                return False
+            left = max(0, self.budget.trials - self._partners.taken())
+            answer = self.known()
+            settled = answer is not None and answer.settled and answer.trial is not None
+            needed = self._needed(shortest, noise, left, answer)
+            if not self.budget.fits_launch(needed) and (left or not settled):
+                return self._give_up_confirming(needed, tell=not settled)
+        elif noise > 0 and not self.budget.fits_launch(shortest.launch):
+            return self._give_up_confirming(noise * shortest.launch + shortest.verdict)
         usual = shortest
         if noise <= 0:
             repeated = [m for m in found if m.purpose == "noise"]
@@ -208,6 +217,22 @@ class Search:
             usual = costs(found, windows, self.plain_more) or shortest
         self.budget.reserved = reserve(self.budget, shortest, usual)
         return noise > 0
+
+    def _needed(self, cost: Costs, noise: int, left: int, answer: Answer | None) -> float:
+        """Seconds that a verdict takes from here, without what is recorded. `left`: trials."""
+        floor = max(0, FLOOR_TRIALS + 1 - len(self.store.trials))
+        verdict = None if answer is None or answer.settled else answer.verdict
+        made = 0 if verdict is None else 2 * verdict.launches
+        diagnosis = self.diagnoses and noise > 0
+        whole = cost.begun_with(max(0, noise), min(floor, left), diagnosis=diagnosis)
+        return whole - made * cost.launch
+
+    def _give_up_confirming(self, needed: float, *, tell: bool = True) -> Literal[False]:
+        """`tell`: not where a verdict is recorded, which stays."""
+        self.confirm = False
+        if tell:
+            self.reporter.no_confirmation(needed)
+        return False
 
     def _say_what_is_kept(self) -> None:
         left = self.budget.remaining()

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Generator
 from importlib.util import find_spec
@@ -86,7 +87,7 @@ class Shared:
             except (OptunaError, SQLAlchemyError, ValueError) as error:
                 raise self._lost(error) from error
             except _FIELDS as error:
-                if not isinstance(self.storage, JournalStorage):
+                if not isinstance(self.storage, JournalStorage) or not _of_optuna(error):
                     raise
                 raise StudyError(_damaged(self.where, None)) from error
 
@@ -161,6 +162,13 @@ def _damaged(where: str, error: DamagedJournal | None) -> str:
         f"--storage {where}: the journal is damaged: {what}. Put a whole copy of it back, or begin "
         "another study (--study) in a new file"
     )
+
+
+def _of_optuna(error: BaseException) -> bool:
+    """Whether it was raised in Optuna's own code, rather than by what we gave it to call."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    packages = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames]
+    return next(name for name in reversed(packages) if name in ("optuna", "nccltune")) == "optuna"
 
 
 def reason(error: BaseException, secrets: frozenset[str]) -> str:

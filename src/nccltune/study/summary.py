@@ -11,7 +11,7 @@ from typing import Any
 
 from nccltune.errors import StudyError
 from nccltune.space import ResolvedSpace, Value, changes, key
-from nccltune.stats.verdict import FEWEST, MOST
+from nccltune.stats.verdict import MOST
 from nccltune.study.blocks import CandidateFailed, recorded
 from nccltune.study.confirm import Answer, Confirmation
 from nccltune.study.effects import acting, without_trace
@@ -83,7 +83,7 @@ class Summary:
             return None
         confirmation = self._confirmation
         answer = confirmation.own_batch()
-        if answer.trial is None or (answer.verdict and answer.verdict.launches >= FEWEST):
+        if answer.settled:
             return answer
         found = self.measurements.values()
         confirmed = {key(m.configuration) for m in found if m.compared is not None}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from nccltune.stats.verdict import FEWEST
 from nccltune.study.blocks import DROP_BLOCKS, DROPPING, FILES, Launch
-from nccltune.study.budget import FLOOR_TRIALS, Budget, own_seconds
+from nccltune.study.budget import Budget, own_seconds
 from nccltune.study.confirm import FINALISTS, ROUNDS
 from nccltune.study.records import Measurement
 
@@ -39,11 +39,11 @@ class Costs:
         """With several finalists too."""
         return FINALISTS * ROUNDS * self.launch + self.verdict
 
-    def begun_with(self, noise: int, candidates: int) -> float:
+    def begun_with(self, noise: int, trials: int, *, diagnosis: bool) -> float:
         """All that has to fit for a confirmation: the noise (so many launches of the baseline are
-        to be made), the diagnosis, the fewest trials, and the verdict.
+        to be made), the diagnosis, so many trials, and the verdict.
         """
-        before = noise + (_DIAGNOSIS if noise else 0) + min(FLOOR_TRIALS, candidates)
+        before = noise + (_DIAGNOSIS if diagnosis else 0) + trials
         return before * self.launch + self.verdict
 
     def of(self, launches: Sequence[Launch]) -> float:

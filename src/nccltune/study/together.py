@@ -133,6 +133,11 @@ class Team:
         self.confirms = confirmer is None
         return None if confirmer is None else left_to(confirmer)
 
+    def leave_confirmation(self) -> None:
+        """Others may confirm the result in this tuner's place."""
+        self._exchange.leave_confirmation()
+        self.confirms = False
+
     def publish_result(self, verdict: str) -> None:
         """The files written for this study, and the verdict, for the others to take over."""
         paths = self._store.paths
