@@ -37,8 +37,8 @@ SMALL = {
 }
 
 
-# that take longest to import
-FRAMEWORKS = ("train_lightning.py", "train_hf_trainer.py")
+# the example without one is enough for a short run
+FRAMEWORKS = ("train_accelerate.py", "train_lightning.py", "train_hf_trainer.py")
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,8 @@ def test_a_dry_run_shows_ssh_and_torchrun(search: Search) -> None:
     assert run.returncode == 0, run.stderr
     lines = [each.strip() for each in run.stdout.splitlines()]
     (ssh,) = [line for line in lines if line.startswith("ssh ")]
-    assert ssh.startswith(f"{search.network.ssh} -o BatchMode=yes") and " 127.0.0.2 " in ssh
+    assert ssh.startswith(f"{search.network.ssh} -o ") and " 127.0.0.2 " in ssh
+    assert " -o BatchMode=yes " in ssh
     assert "StrictHostKeyChecking" not in ssh
     (launch,) = [line for line in lines if "torch.distributed.run" in line]
     assert f"{sys.executable} -m nccltune.worker.node -- " in launch
