@@ -134,6 +134,7 @@ class NodesSearch(ABC):
             for window in measurement["result"]["windows"]:
                 assert len(window["rank_seconds"]) == 2 * ranks
             assert sorted(measurement["result"]["rank_nodes"]) == [0] * ranks + [1] * ranks
+        assert "\n# machine: 2 nodes of " in (self.study / "best.env").read_text()
         self.assert_nothing_left()
         again = self.run(*command, launcher=launcher)
         assert again.returncode == 0, again.stderr

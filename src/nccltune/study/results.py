@@ -130,6 +130,8 @@ def _header(summary: Summary, own: Outcome) -> list[str]:
     machine = summary.definition["machine"]
     gpus = [f"{machine['gpus'].count(n)}x {n}" for n in dict.fromkeys(machine["gpus"])]
     hardware = ", ".join(gpus) or f"{machine['cores']} CPU cores, no GPU"
+    if nodes := summary.definition["workload"].get("nodes"):
+        hardware = f"{nodes} nodes of {hardware}"
     lines = [
         f"nccltune {nccltune.__version__}: study {summary.paths.name}, {_which(summary, own)}",
         f"date: {datetime.now().astimezone().isoformat(timespec='seconds')}",
