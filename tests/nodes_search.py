@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -188,6 +189,13 @@ class NodesSearch(ABC):
         assert [trial["failure"] for trial in self.trials()] == [None, None, None]
         assert "failed before" in self.measurements()[1]["seconds"]
         self.assert_nothing_left()
+
+    def check_agent_that_is_killed(self, launcher: str) -> None:
+        """On the second node: the launch is repeated, once the nodes are clean."""
+        process = self.start(*FAULTY, *ONE, "--trials", "3", launcher=launcher)
+        self.await_measuring(1, process)
+        os.kill(self.agent(self.names[1]), signal.SIGKILL)
+        self.check_repeated(process)
 
     def check_tuner_that_ends(self, launcher: str, number: int, *, resumes: bool = True) -> None:
         """By a signal: nothing outlives it, and the same command goes on."""

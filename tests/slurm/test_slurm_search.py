@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -63,10 +62,7 @@ def test_an_agent_that_is_killed_leaves_nothing_and_costs_no_trial(
     search: Search, launcher: str
 ) -> None:
     """A node is not gone for it: the launch is repeated, once the nodes are clean."""
-    process = search.start(*FAULTY, *ONE, "--trials", "3", launcher=launcher)
-    search.await_measuring(1, process)
-    os.kill(search.agent("n1"), signal.SIGKILL)
-    search.check_repeated(process)
+    search.check_agent_that_is_killed(launcher)
 
 
 @either

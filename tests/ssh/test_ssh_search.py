@@ -94,10 +94,7 @@ def test_an_agent_that_is_killed_leaves_nothing_and_costs_no_trial(
     search: Search, launcher: str
 ) -> None:
     """Its private folder goes too."""
-    process = search.start(*FAULTY, *ONE, "--trials", "3", launcher=launcher)
-    search.await_measuring(1, process)
-    os.kill(search.agent("127.0.0.2"), signal.SIGKILL)
-    search.check_repeated(process)
+    search.check_agent_that_is_killed(launcher)
 
 
 def test_nothing_outlives_a_tuner_that_is_killed(search: Search) -> None:

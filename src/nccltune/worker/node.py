@@ -85,7 +85,7 @@ def _looked_after(
         with contextlib.suppress(OSError):  # then it is gone, which the news will tell
             if message is not None:
                 watched |= _follow(message, channel, logs)
-                if kind == "stop" and process is not None:
+                if kind == "stop":
                     process.terminate()
             # Not by a look through all of /proc: ranks are being timed meanwhile.
             if gone := {pid for pid in watched if not _lives(pid)}:
